@@ -30,7 +30,15 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
                                       "were ever computed before",
                                       counted(cached, "token"), is_or_are(cached), most),
                           fmt::format("at most {}", most), std::to_string(cached)});
+    if (const std::int64_t least = least_cached(content_of(operation)); cached < least)
+      findings.push_back({FindingKind::missed_reuse,
+                          fmt::format("{} {} said to be cached of a prompt that goes on from a "
+                                      "finished request: rehits={} promises {}, and all that was "
+                                      "ever computed fits into the memory",
+                                      counted(cached, "token"), is_or_are(cached), rehits_, least),
+                          fmt::format("at least {}", least), std::to_string(cached)});
   }
+  follow_promise(operation);
   follow(operation, reply);
   if (reply.has(ReplyField::output)) check_output(operation, reply, findings);
 }
@@ -167,6 +175,59 @@ std::int64_t ClosedSubject::most_cached(const Content& prompt) const {
     most = std::max(most, prompt.tokens.common(0, request.known, 0, there));
   }
   return most;
+}
+
+/// The tokens that a promise of `rehits` covers in the prompt: all tokens of a request that has finished, in
+/// whole multiples, as long as nothing has to make room for anything. A forward computes at least
+/// one token.
+std::int64_t ClosedSubject::least_cached(const Content& prompt) const {
+  const std::int64_t size = prompt.tokens.size();
+  std::int64_t needed = ended_tokens_ + in_pages(size);
+  for (const auto& [name, request] : requests_) needed += in_pages(request.known.size());
+  const bool fits = needed <= std::min(config_.kv_tokens, kv_total_) &&
+                    (config_.state_slots == 0 || 2 * (states_taken_ + 1) <= config_.state_slots);
+  if (rehits_ == 0 || promise_ends_ || !fits) return 0;
+  std::int64_t longest = 0;
+  for (const Content& one : finished_)
+    if (one.space == prompt.space && one.tokens.size() <= prompt.tokens.size() &&
+        prompt.tokens.common(0, one.tokens, 0, one.tokens.size()) == one.tokens.size())
+      longest = std::max<std::int64_t>(longest, one.tokens.size());
+  return std::min(longest, size - 1) / rehits_ * rehits_;
+}
+
+/// With room for a token that is sampled and not yet known.
+std::int64_t ClosedSubject::in_pages(std::int64_t tokens) const {
+  const std::int64_t page = std::max<std::int64_t>({config_.page, rehits_, 1});
+  return (tokens / page + 1) * page;
+}
+
+/// Before the operation changes the requests.
+void ClosedSubject::follow_promise(const Operation& operation) {
+  const auto found = requests_.find(operation.id.index());
+  switch (operation.verb) {
+    case Verb::admit:
+    case Verb::checkpoint: ++states_taken_; return;
+    case Verb::finish:
+    case Verb::abort:
+    case Verb::preempt: {
+      if (found == requests_.end()) return;
+      const Request& request = found->second;
+      ended_tokens_ += in_pages(request.known.size());
+      const bool whole = operation.verb == Verb::finish && operation.insert &&
+                         operation.up_to == Operation::kAbsent && !request.verifies;
+      if (whole)
+        finished_.push_back(
+            {request.known.prefix(static_cast<std::uint32_t>(request.computed)), request.space});
+      return;
+    }
+    case Verb::extend:
+    case Verb::accept:
+    case Verb::complete:
+    case Verb::step:
+    case Verb::check: return;
+    case Verb::flush: finished_.clear(); return;
+    default: promise_ends_ = true; return;
+  }
 }
 
 void ClosedSubject::follow(const Operation& operation, const Reply& reply) {

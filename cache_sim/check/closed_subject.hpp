@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "cache_sim/base/prefix_trie.hpp"
 #include "reference/base/finding.hpp"
@@ -19,9 +20,10 @@ namespace lockstep::cache_sim {
 /// adapter, another salt, or behind another image is another prefix.
 class ClosedSubject {
  public:
-  /// `kv_total`: the size of the KV pool in the unit of the child's answers, tokens or blocks.
-  ClosedSubject(const Config& config, std::int64_t kv_total)
-      : config_(config), kv_total_(kv_total) {}
+  /// `kv_total`: what its numbers of KV are parts of, the pool's tokens or blocks. `rehits`: what
+  /// it promises to find again, in multiples of so many tokens; 0: nothing.
+  ClosedSubject(const Config& config, std::int64_t kv_total, std::int64_t rehits = 0)
+      : config_(config), kv_total_(kv_total), rehits_(rehits) {}
 
   void check(const Operation& operation, const Reply& reply, Findings& findings);
 
@@ -54,6 +56,9 @@ class ClosedSubject {
   void check_output(const Operation& operation, const Reply& reply, Findings& findings);
   static Content content_of(const Operation& admission);
   std::int64_t most_cached(const Content& prompt) const;
+  std::int64_t least_cached(const Content& prompt) const;
+  std::int64_t in_pages(std::int64_t tokens) const;
+  void follow_promise(const Operation& operation);
   void follow(const Operation& operation, const Reply& reply);
   void end(Name id);
   void keep(const Request& request);
@@ -69,6 +74,11 @@ class ClosedSubject {
   /// By space and digest of the prefix.
   std::map<std::pair<std::uint32_t, std::uint64_t>, Sampled> sampled_;
   std::int64_t locks_ = 0;  // of tree verbs
+  std::int64_t rehits_ = 0;
+  bool promise_ends_ = false;      // something was evicted, moved or stored otherwise
+  std::vector<Content> finished_;  // all tokens of requests that were stored at their end
+  std::int64_t ended_tokens_ = 0;  // of all requests that have ended, in whole pages
+  std::int64_t states_taken_ = 0;  // that requests and checkpoints may have left
 };
 
 }  // namespace lockstep::cache_sim

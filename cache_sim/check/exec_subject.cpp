@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -71,8 +72,8 @@ Reply without(const Reply& reply, std::initializer_list<ReplyField> dropped) {
   return rest;
 }
 
-constexpr std::string_view kGreeting[] = {"protocol", "levels", "labels",
-                                          "again",    "takes",  "honours"};
+constexpr std::string_view kGreeting[] = {"protocol", "levels",  "labels", "again",
+                                          "takes",    "honours", "rehits"};
 
 // Fields of a child's answer that are not fields of Reply.
 constexpr std::string_view kOfItself[] = {
@@ -279,12 +280,18 @@ Result<void> ExecSubject::understand(std::string_view answer) {
     said_.honoured = fields_of(*honours);
     is_known &= said_.honoured.has_value();
   }
+  if (const std::optional<std::string_view> rehits = line->find("rehits")) {
+    const char* const end = rehits->data() + rehits->size();
+    const auto [last, error] = std::from_chars(rehits->data(), end, said_.rehits);
+    is_known &= error == std::errc() && last == end && said_.rehits > 0;
+  }
   again_ &= is_known;
   if (!is_known)
     return cannot_start(fmt::format(
         "it answered hello with `{}`; expected is levels=request (or levels=request,tree,sequence, "
-        "the levels that it has), then labels=1, again=1, takes=external,keys,server and honours= "
-        "with config fields, each if it applies (cache_sim/check/protocol.md)",
+        "the levels that it has), then labels=1, again=1, takes=external,keys,server, honours= "
+        "with config fields and rehits= with a number of tokens above 0, each if it applies "
+        "(cache_sim/check/protocol.md)",
         printable(answer)));
   said_.capabilities = *known | *taken;
   return {};

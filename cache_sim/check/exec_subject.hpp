@@ -48,7 +48,8 @@ Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options);
 /// The announcements of a child in its answer to hello.
 struct ChildGreeting {
   Capabilities capabilities;             ///< `levels=` and `takes=`
-  std::optional<ConfigFields> honoured;  ///< `honours=`: the config fields that it obeys
+  std::optional<ConfigFields> honoured;  ///< `honours=`: config fields that it obeys
+  std::int64_t rehits = 0;               ///< `rehits=`: what a later prompt finds again
 };
 /// The greeting of a subject that start_child() has made.
 const ChildGreeting& said_by(const Subject& child);

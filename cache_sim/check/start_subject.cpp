@@ -101,7 +101,8 @@ Started start_closed(const std::string& name, const RunOptions& options) {
   seat->subject = std::move(*child);
   seat->capabilities = said_by(*seat->subject).capabilities | kChildrenSayThemselves;
   if (options.check != CheckLevel::off)
-    seat->closed = std::make_unique<ClosedSubject>(options.config, kv_total(options));
+    seat->closed = std::make_unique<ClosedSubject>(options.config, kv_total(options),
+                                                   said_by(*seat->subject).rehits);
   return seat;
 }
 

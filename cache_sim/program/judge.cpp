@@ -93,6 +93,8 @@ void add_judge(Command& app, int& status) {
       ->capture_default_str();
   command->add_flag_callback(
       "--no-time", [&request] { request.timed = false; }, "judge errors alone, time nothing");
+  command->add_flag("--batch-invariant", request.batch_invariant,
+                    "also run rows alone and in other batches: each row's bits must stay the same");
   command->add_option("--json", words->json_path, "write the verdict's data to this file");
   add_quiet(*command);
   end_help(*command,
@@ -100,7 +102,9 @@ void add_judge(Command& app, int& status) {
             {kExitBadInput, "bad usage, or the candidate takes no case"},
             {kExitEnvironment, "the environment: no GPU, no PyTorch, a module that does not load"},
             {kExitPartial, "nothing found in the cases that it takes, fewer than half"},
-            {kExitInvariant, "something was written or read that is not the operation's"},
+            {kExitInvariant,
+             "something was written or read that is not the operation's, or a row's "
+             "bits depend on its batch"},
             {kExitDiffers, "outputs differ, or the candidate failed"},
             {kExitNondeterministic, "two runs differ"}},
            {"lockstep judge gated_delta_rule_update --candidate "

@@ -71,6 +71,7 @@ Result<std::vector<CasePlan>> chosen(const JudgedKernel& operation, const JudgeR
   std::string names;
   for (const CasePlan& plan : operation.plans) {
     names += (names.empty() ? "" : ", ") + plan.name;
+    if (plan.wide && request.only.empty() && request.device != "cuda") continue;
     if (plan.name.find(request.only) != std::string::npos) plans.push_back(plan);
   }
   if (plans.empty())
@@ -107,7 +108,52 @@ Result<void> check_memory(const JudgedKernel& operation, const std::vector<CaseP
                   request.batch, operation.name, wanted / kGiB, available / kGiB));
 }
 
-/// Builds and runs every case, and times the timed ones.
+/// The case's calls again in the same memory with fewer rows, as a captured graph is launched
+/// again.
+Result<void> repeat_with_fewer_rows(const std::vector<JudgedCase>& cases, CandidateProcess& process,
+                                    std::uint64_t seed, std::vector<TimedCase>& timed) {
+  const JudgedCase& first = cases.back();
+  std::optional<Case> fewer = with_fewer_rows(first.which);
+  if (!fewer || first.runs.outcome != Outcome::done) return {};
+  Result<CaseRuns> runs = process.run(*fewer);
+  if (!runs) return tl::unexpected(runs.error());
+  timed.push_back({.first = cases.size() - 1,
+                   .twin = {std::move(*fewer), std::move(*runs), {}},
+                   .calls = {},
+                   .fewer_rows = true});
+  const JudgedCase& twin = timed.back().twin;
+  if (twin.runs.outcome != Outcome::done) return {};
+  Result<TimedRuns> calls =
+      process.repeat({first.which, first.runs}, {twin.which, twin.runs}, seed);
+  if (!calls) return tl::unexpected(calls.error());
+  timed.back().calls = std::move(*calls);
+  return {};
+}
+
+/// Rows of the cases that have passed in other batches.
+Result<std::vector<BatchedCase>> run_batches(const std::vector<CasePlan>& plans,
+                                             const JudgedKernel& operation,
+                                             const JudgeRequest& request,
+                                             const std::vector<JudgedCase>& cases,
+                                             CandidateProcess& process) {
+  std::vector<BatchedCase> batched;
+  for (std::size_t i = 0; request.batch_invariant && i < cases.size(); ++i) {
+    const JudgedCase& one = cases[i];
+    const bool stable = std::none_of(
+        one.judgement.findings.begin(), one.judgement.findings.end(),
+        [](const Finding& finding) { return finding.kind == FindingKind::nondeterministic; });
+    if (one.runs.outcome != Outcome::done || !stable || plans[i].wide || operation.exact) continue;
+    if (request.progress)
+      request.progress(
+          fmt::format("batches of {} ({} of {})", one.which.name, i + 1, cases.size()));
+    Result<BatchFindings> found = compare_batches(one.which, one.runs, process);
+    if (!found) return tl::unexpected(found.error());
+    batched.push_back({i, std::move(*found)});
+  }
+  return batched;
+}
+
+/// Builds every case, runs it, and times those that are timed.
 Result<void> run_cases(const std::vector<CasePlan>& plans, const CaseOptions& options,
                        const JudgeRequest& request, CandidateProcess& process,
                        std::vector<JudgedCase>& cases, std::vector<TimedCase>& timed) {
@@ -134,10 +180,15 @@ Result<void> run_cases(const std::vector<CasePlan>& plans, const CaseOptions& op
     if (!runs) return tl::unexpected(runs.error());
     cases.push_back({std::move(one.which), std::move(*runs), {}});
     const JudgedCase& first = cases.back();
+    if (process.machine().on_gpu || one.plan.timed)
+      if (auto repeated = repeat_with_fewer_rows(cases, process, options.seed, timed); !repeated)
+        return repeated;
     if (!one.plan.timed || !request.timed || first.runs.outcome != Outcome::done) continue;
     runs = process.run(one.twin);
     if (!runs) return tl::unexpected(runs.error());
-    timed.push_back({cases.size() - 1, {std::move(one.twin), std::move(*runs), {}}, {}, {}});
+    timed.push_back({.first = cases.size() - 1,
+                     .twin = {std::move(one.twin), std::move(*runs), {}},
+                     .calls = {}});
     TimedCase& both = timed.back();
     if (both.twin.runs.outcome != Outcome::done) continue;
     say("timing", first.which, cases.size());
@@ -161,7 +212,8 @@ void judge_cases(const JudgedKernel& operation, std::vector<JudgedCase>& cases,
   });
   in_parallel(timed, [&](TimedCase& one) {
     const JudgedCase& wrong = one.calls.wrong_input == 0 ? cases[one.first] : one.twin;
-    one.findings = findings_of_calls(operation, wrong.which, one.calls);
+    one.findings = findings_of_calls(operation, wrong.which, one.calls,
+                                     one.fewer_rows ? "repeated call" : "timed call");
   });
   diagnose(operation, cases);
 }
@@ -196,9 +248,11 @@ Result<JudgeReport> judge_operation(const JudgedKernel& operation, const JudgeRe
     return tl::unexpected(run.error());
   if (request.progress) request.progress("comparing with the reference");
   judge_cases(operation, cases, timed);
+  const auto batched = run_batches(*plans, operation, request, cases, **process);
+  if (!batched) return tl::unexpected(batched.error());
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   return finished(
-      {operation, request, *options, (*process)->machine(), cases, timed, wall.count()});
+      {operation, request, *options, (*process)->machine(), cases, timed, *batched, wall.count()});
 }
 
 }  // namespace lockstep::judging

@@ -123,11 +123,14 @@ void Batch::describe(Case& into) const {
   const bool has_counts = columns > 0 && with_accepted;
   if (packed) into.tensors.push_back(judging::indices("query_start_loc", {rows() + 1}, starts()));
   if (!in_order && columns > 0)
-    into.tensors.push_back(judging::indices("state_indices", {rows(), columns}, entries));
+    into.tensors.push_back(
+        judging::indices("state_indices", {rows(), columns}, entries, {"row", "column"}));
   if (!in_order && columns == 0)
-    into.tensors.push_back(judging::indices("state_indices", {rows()}, entries));
-  if (apart) into.tensors.push_back(judging::indices("state_out_indices", {rows()}, moved));
-  if (has_counts) into.tensors.push_back(judging::indices("num_accepted_tokens", {rows()}, counts));
+    into.tensors.push_back(judging::indices("state_indices", {rows()}, entries, {"row"}));
+  if (apart)
+    into.tensors.push_back(judging::indices("state_out_indices", {rows()}, moved, {"row"}));
+  if (has_counts)
+    into.tensors.push_back(judging::indices("num_accepted_tokens", {rows()}, counts, {"row"}));
   if (pad_slot_id != -1)
     into.scalars.push_back({"pad_slot_id", static_cast<std::int64_t>(pad_slot_id)});
 
@@ -276,12 +279,14 @@ Tensor Draw::states(std::string name, ElementType type, const Extents& extents,
   return states;
 }
 
-Tensor indices(std::string name, const Extents& extents, const std::vector<std::int32_t>& values) {
+Tensor indices(std::string name, const Extents& extents, const std::vector<std::int32_t>& values,
+               std::vector<std::string> axes) {
   return {.name = std::move(name),
           .type = ElementType::int32,
           .extents = extents,
           .strides = contiguous(extents),
-          .values = {values.begin(), values.end()}};
+          .values = {values.begin(), values.end()},
+          .axes = std::move(axes)};
 }
 
 namespace {
@@ -305,7 +310,7 @@ void add_fresh_rows(Case& c, std::int64_t rows, const std::vector<std::int64_t>&
   };
   std::vector<std::int32_t> resumes;
   for (std::int64_t row = 0; row < rows; ++row) resumes.push_back(is_fresh(row) ? 0 : 1);
-  c.tensors.push_back(indices("has_initial_state", {rows}, resumes));
+  c.tensors.push_back(indices("has_initial_state", {rows}, resumes, {"row"}));
   c.tensors.back().type = ElementType::boolean;
   for (CaseSlot& slot : c.slots) slot.read = slot.read && !is_fresh(slot.token.row);
 }

@@ -58,6 +58,7 @@ struct CasePlan {
   std::string name;
   bool timed = false;  ///< has CaseOptions::batch rows
   std::function<Case(const CaseOptions&)> make;
+  bool wide = false;  ///< has more rows than a grid's y and z; on a CPU it is to be asked for
 };
 
 /// Values of the states and outputs, by name, last dimension fastest.
@@ -189,7 +190,8 @@ class Draw {
   std::uint64_t stream_ = 0;
 };
 
-Tensor indices(std::string name, const Extents& extents, const std::vector<std::int32_t>& values);
+Tensor indices(std::string name, const Extents& extents, const std::vector<std::int32_t>& values,
+               std::vector<std::string> axes = {});
 
 /// Adds has_initial_state [rows], false for the rows of `fresh`, whose states begin as zero
 /// whatever their slots hold. Called after Batch::describe().
@@ -214,6 +216,19 @@ std::vector<CasePlan> planned(const std::vector<std::vector<Wanted>>& parts, Mak
       plans.push_back({wanted.name, wanted.timed, [wanted, make](const CaseOptions& options) {
                          return make(wanted, options);
                        }});
+  return plans;
+}
+
+/// More rows than fit into the second and third dimension of a grid.
+constexpr std::int64_t kWideRows = 65'537;
+
+/// The plans, and after them those of kWideRows rows.
+inline std::vector<CasePlan> with_wide(std::vector<CasePlan> plans,
+                                       const std::vector<CasePlan>& wide) {
+  for (const CasePlan& plan : wide) {
+    plans.push_back(plan);
+    plans.back().wide = true;
+  }
   return plans;
 }
 

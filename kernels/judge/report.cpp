@@ -41,20 +41,6 @@ struct LocatedFinding {
   Finding finding;
 };
 
-/// The kind of finding for the outcome of a case's runs; nothing if they are done or unsupported.
-std::optional<FindingKind> kind_of(Outcome outcome) {
-  switch (outcome) {
-    case Outcome::raised:
-    case Outcome::died: return FindingKind::subject_died;
-    case Outcome::silent: return FindingKind::subject_silent;
-    case Outcome::garbled: return FindingKind::subject_garbled;
-    case Outcome::done:
-    case Outcome::unsupported:
-    case Outcome::not_run: break;
-  }
-  return std::nullopt;
-}
-
 void add_findings(std::vector<LocatedFinding>& all, const std::string& where,
                   const JudgedCase& one) {
   if (const auto kind = kind_of(one.runs.outcome))
@@ -77,10 +63,12 @@ std::vector<LocatedFinding> findings_of(const Report& report) {
   for (const JudgedCase& one : report.cases) add_findings(all, one.which.name, one);
   for (const TimedCase& timed : report.timed) {
     const std::string& name = report.cases[timed.first].which.name;
-    add_findings(all, name + " with other numbers", timed.twin);
+    add_findings(all, name + (timed.fewer_rows ? " with fewer rows" : " with other numbers"),
+                 timed.twin);
+    const std::string_view when =
+        timed.fewer_rows ? "while it was called again: " : "while it was timed: ";
     if (const auto kind = kind_of(timed.calls.outcome))
-      all.push_back(
-          {name, {*kind, "while it was timed: " + timed.calls.message, "an answer", "none"}});
+      all.push_back({name, {*kind, std::string(when) + timed.calls.message, "an answer", "none"}});
     for (const Finding& finding : timed.findings) all.push_back({name, finding});
     const Case& c = report.cases[timed.first].which;
     if (const double times = beyond_most(report.machine, c, timed.calls); times > 0)
@@ -92,6 +80,9 @@ std::vector<LocatedFinding> findings_of(const Report& report) {
                       fmt::format("at most {:.0f} GB/s", report.machine.most_gbps),
                       fmt::format("{:.0f} GB/s", report.machine.most_gbps * times)}});
   }
+  for (const BatchedCase& one : report.batched)
+    for (const Finding& finding : one.batches.findings)
+      all.push_back({report.cases[one.first].which.name, finding});
   std::stable_sort(all.begin(), all.end(), [](const LocatedFinding& a, const LocatedFinding& b) {
     return a.finding.kind < b.finding.kind;
   });
@@ -280,6 +271,13 @@ std::string today() {
   return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
 }
 
+/// Batches in which rows of the cases were compared.
+std::int64_t batches_compared(const Report& report) {
+  std::int64_t count = 0;
+  for (const BatchedCase& one : report.batched) count += one.batches.batches;
+  return count;
+}
+
 Json timing_json(const Report& report) {
   Json timing{{"device", report.machine.device}};
   if (report.machine.copy_gbps > 0) timing["copy_gbps"] = report.machine.copy_gbps;
@@ -329,6 +327,7 @@ Json report_json(const Report& report, const std::vector<LocatedFinding>& findin
         {{"mistake", id}, {"text", sentence_of(report.operation, id)}, {"cases", count}});
   json["cases"] = Json::array();
   for (const JudgedCase& one : report.cases) json["cases"].push_back(case_json(report, one));
+  if (report.request.batch_invariant) json["batches_compared"] = batches_compared(report);
   json["timing"] = timing_json(report);
   return json;
 }
@@ -358,6 +357,9 @@ JudgeReport finished(const Report& report) {
         static_cast<int>(kExitPartial));
     verdict = "partial", made.status = kExitPartial;
   }
+  if (report.request.batch_invariant)
+    made.text += fmt::format("rows were compared in {}\n",
+                             counted(batches_compared(report), "batch", "batches"));
   made.text += fmt::format("{}{}: {}\n", counted(judged, "case"),
                            left_out > 0 ? fmt::format(", {} left out", left_out) : "", said);
   // Paths and messages of a candidate may contain bytes that are not UTF-8.

@@ -2,6 +2,7 @@
 // them, and times beside their floors.
 #pragma once
 
+#include "kernels/judge/batches.hpp"
 #include "kernels/judge/verdict.hpp"
 #include "reference/base/judged.hpp"
 
@@ -19,7 +20,14 @@ struct TimedCase {
   std::size_t first = 0;  ///< index of the case in Report::cases
   JudgedCase twin;
   TimedRuns calls;
-  std::vector<Finding> findings{};  ///< findings of the timed calls
+  bool fewer_rows = false;
+  std::vector<Finding> findings{};  ///< about the calls
+};
+
+/// The results of a case's rows in other batches, and the findings about them.
+struct BatchedCase {
+  std::size_t first = 0;  ///< of the cases
+  BatchFindings batches;
 };
 
 struct Report {
@@ -29,6 +37,7 @@ struct Report {
   const Machine& machine;
   const std::vector<JudgedCase>& cases;
   const std::vector<TimedCase>& timed;
+  const std::vector<BatchedCase>& batched;
   double wall_s;
 };
 

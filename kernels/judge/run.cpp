@@ -95,6 +95,19 @@ bool is_library(const std::string& candidate) {
   return name.ends_with(".so") || name.find(".so.") != std::string::npos;
 }
 
+std::optional<FindingKind> kind_of(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::raised:
+    case Outcome::died: return FindingKind::subject_died;
+    case Outcome::silent: return FindingKind::subject_silent;
+    case Outcome::garbled: return FindingKind::subject_garbled;
+    case Outcome::done:
+    case Outcome::unsupported:
+    case Outcome::not_run: break;
+  }
+  return std::nullopt;
+}
+
 // --- Starting ------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<CandidateProcess>> CandidateProcess::start(const JudgedKernel& operation,
@@ -265,7 +278,7 @@ Runs CandidateProcess::failed(Runs runs) const {
   return runs;
 }
 
-Result<CaseRuns> CandidateProcess::run(const Case& c) {
+Result<CaseRuns> CandidateProcess::run(const Case& c, std::size_t count) {
   CaseRuns runs;
   if (outcome_ == Outcome::died || outcome_ == Outcome::raised) restart();
   if (outcome_ != Outcome::done) {
@@ -274,8 +287,8 @@ Result<CaseRuns> CandidateProcess::run(const Case& c) {
   }
   const std::int64_t bytes = bytes_of(c);
   if (auto announced = announce(c, bytes); !announced) return tl::unexpected(announced.error());
-  for (const Fill fill : kRunFills) {
-    write_inputs(c, fill, 0);
+  for (std::size_t i = 0; i < count; ++i) {
+    write_inputs(c, kRunFills[i], 0);
     const std::optional<Json> answer = ask("run");
     if (!answer) return failed(std::move(runs));
     runs.run_s = asked_for_.count();
@@ -353,18 +366,38 @@ bool CandidateProcess::compare(int number, std::int64_t sets, std::uint64_t seed
   return true;
 }
 
+Result<void> CandidateProcess::make_sets(std::int64_t count, const TimedInput& one,
+                                         const TimedInput& other) {
+  const std::int64_t bytes = bytes_of(one.which);
+  if (auto announced = announce(one.which, 3 * bytes); !announced) return announced;
+  write_inputs(one.which, kRunFills[kTimedRun], 0);
+  write_inputs(other.which, kRunFills[kTimedRun], bytes);
+  ask("sets", {{"count", count}});
+  return {};
+}
+
+Result<TimedRuns> CandidateProcess::repeat(const TimedInput& one, const TimedInput& other,
+                                           std::uint64_t seed) {
+  constexpr std::int64_t kSets = 2;
+  TimedRuns calls;
+  if (auto made = make_sets(kSets, one, other); !made) return tl::unexpected(made.error());
+  for (int number = 0; number < 2; ++number) {
+    double device_us = 0;
+    if (number == 1 && !ask("record")) return failed(std::move(calls));
+    if (!round(number, calls, device_us))
+      return outcome_ == Outcome::done ? calls : failed(std::move(calls));
+  }
+  if (!compare(1, kSets, seed, one, other, calls)) return failed(std::move(calls));
+  ask("sets", {{"count", 0}});
+  return calls;
+}
+
 Result<TimedRuns> CandidateProcess::time(const TimedInput& one, const TimedInput& other,
                                          std::uint64_t seed) {
   TimedRuns timed;
-  const std::int64_t bytes = bytes_of(one.which);
-  const std::int64_t sets = set_count(machine_, bytes, one.runs.run_s);
-  if (auto announced = announce(one.which, 3 * bytes); !announced)
-    return tl::unexpected(announced.error());
-  write_inputs(one.which, kRunFills[kTimedRun], 0);
-  write_inputs(other.which, kRunFills[kTimedRun], bytes);
-  ask("sets", {{"count", sets}});
-  constexpr double kClock_us =
-      0.1;  // least time of a round: one that does nothing may match a ping
+  const std::int64_t sets = set_count(machine_, bytes_of(one.which), one.runs.run_s);
+  if (auto made = make_sets(sets, one, other); !made) return tl::unexpected(made.error());
+  constexpr double kClock_us = 0.1;  // a round of calls that do nothing takes no longer than a ping
   std::vector<double> us;
   double device_least = 0,
          clock_least = 0;  // microseconds of the round that is fastest by the clock

@@ -86,6 +86,9 @@ struct Machine {
 
 bool is_library(const std::string& candidate);
 
+/// The finding about a candidate whose runs ended as `outcome` says; nothing if they ended well.
+std::optional<FindingKind> kind_of(Outcome outcome);
+
 class CandidateProcess {
  public:
   /// Starts the process, measures the machine, and loads the candidate.
@@ -94,13 +97,15 @@ class CandidateProcess {
                                                          bool with_copy_rate);
 
   const Machine& machine() const { return machine_; }
-  /// Runs the case with each of kRunFills; in a new process if an earlier case has ended the last
-  /// one, or has broken its GPU.
-  Result<CaseRuns> run(const Case& c);
-  /// Times calls in rounds. Each round calls many sets of memory, which get the two inputs in turns
-  /// and exchange them from round to round: a candidate cannot remember results, and caches are
-  /// cold. The results of calls are compared with those of the untimed runs.
+  /// The case with the first of kRunFills; in another process where an earlier case has ended the
+  /// last one, or has left it without a GPU.
+  Result<CaseRuns> run(const Case& c, std::size_t count = std::size(kRunFills));
+  /// Rounds of calls over sets of inputs that take turns in other memory than before, so that
+  /// nothing can be remembered and caches are cold; the results of calls are compared.
   Result<TimedRuns> time(const TimedInput& one, const TimedInput& other, std::uint64_t seed);
+  /// Calls that are made again in the same memory, on a GPU by a captured graph, after it has got
+  /// the other input; their results are compared.
+  Result<TimedRuns> repeat(const TimedInput& one, const TimedInput& other, std::uint64_t seed);
 
  private:
   using Json = nlohmann::ordered_json;
@@ -127,7 +132,9 @@ class CandidateProcess {
   NamedStages read_stages(const Json& sizes, std::int64_t offset) const;
   template <class Runs>
   Runs failed(Runs runs) const;
-  /// One round of timed calls; false if the process did not complete it.
+  /// Memory for so many calls, and the inputs that they get in turns.
+  Result<void> make_sets(std::int64_t count, const TimedInput& one, const TimedInput& other);
+  /// One round; false where the process has not gone through with it.
   bool round(int number, TimedRuns& timed, double& device_us);
   bool compare(int number, std::int64_t sets, std::uint64_t seed, const TimedInput& one,
                const TimedInput& other, TimedRuns& timed);

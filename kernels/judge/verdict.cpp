@@ -529,7 +529,7 @@ Judgement judgement_of(const JudgedKernel& operation, const Case& c, const CaseR
 }
 
 std::vector<Finding> findings_of_calls(const JudgedKernel& operation, const Case& c,
-                                       const TimedRuns& calls) {
+                                       const TimedRuns& calls, std::string_view call) {
   std::vector<Finding> findings;
   if (calls.reported_us > 0)
     findings.push_back({FindingKind::answer_differs,
@@ -541,7 +541,7 @@ std::vector<Finding> findings_of_calls(const JudgedKernel& operation, const Case
   if (calls.wrong == 0) return findings;
   const std::string which =
       fmt::format("{} of {} left other bytes than an untimed one on the same inputs", calls.wrong,
-                  counted(calls.compared, "timed call"));
+                  counted(calls.compared, call));
   const Answer truth = operation.truth(c, ""), yardstick = operation.yardstick(c, "");
   for (const Tensor& tensor : c.tensors) {
     if (tensor.role == Role::input) continue;

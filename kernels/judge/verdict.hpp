@@ -30,7 +30,7 @@ Judgement judgement_of(const JudgedKernel& operation, const Case& c, const CaseR
 /// input, are judged: values beyond the yardstick, or other bits than in the untimed run. A time
 /// that the judge's clock contradicts is a finding too.
 std::vector<Finding> findings_of_calls(const JudgedKernel& operation, const Case& c,
-                                       const TimedRuns& calls);
+                                       const TimedRuns& calls, std::string_view call);
 
 /// Whether the candidate's answer is that of the definition with `mistake`; false if the case
 /// cannot tell.

@@ -45,6 +45,8 @@ constexpr std::array kKinds{
             "A padding row of a batch changed a request's state."},
     KindRow{FindingKind::out_of_range, "out-of-range", kExitInvariant,
             "A number is impossible: an index beyond its table, or a count beyond its pool."},
+    KindRow{FindingKind::batch_variance, "batch-variance", kExitInvariant,
+            "A row's result depends on which other rows are in its batch."},
     KindRow{FindingKind::broken_invariant, "broken-invariant", kExitInvariant,
             "A server says that a rule of its own does not hold."},
     KindRow{FindingKind::cached_too_much, "cached-too-much", kExitDiffers,

@@ -26,9 +26,10 @@ enum class FindingKind : std::uint8_t {
   accept_disagree,
   padding_leak,
   out_of_range,
-  broken_invariant,  ///< a subject reports that an invariant of its own does not hold
-  cached_too_much,   ///< a match longer than any stored prefix, or the whole prompt
-  missed_reuse,      ///< a match shorter than the policy promises
+  batch_variance,    ///< a row's bits depend on the rest of its batch
+  broken_invariant,  ///< a child says that a rule of its own does not hold
+  cached_too_much,   ///< more than any stored prefix, or the whole prompt
+  missed_reuse,      ///< less than the policy promises
   output_differs,
   reply_differs,
   answer_differs,

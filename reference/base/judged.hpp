@@ -22,7 +22,8 @@ struct JudgeRequest {
   std::uint64_t seed = 1;
   std::int64_t timeout_s = 300;  ///< seconds for all cases of a candidate together
   bool timed = true;
-  /// Called in the judge's process with a description of each step, such as a case's name.
+  bool batch_invariant = false;  ///< rows are also run in other batches, and their bits compared
+  /// Is told what is being done, the cases by their names, in the process that judges.
   std::function<void(std::string how_far)> progress{};
 };
 

@@ -89,6 +89,10 @@ std::vector<Wanted> every_layout() {
   return all;
 }
 
+std::vector<Wanted> wide_rows() {
+  return {{.name = "rows-65537", .D = 8, .lengths = std::vector<std::int64_t>(kWideRows, 1)}};
+}
+
 std::vector<Wanted> served() {
   const Wanted listed{
       .name = "serving", .D = kServedChannels, .layout = Layout::columns_first, .timed = true};
@@ -188,7 +192,8 @@ const JudgedKernel kOperation{
     .summary = "prefill of the short convolution: 16 cases, 18 known mistakes",
     .positional = {"x", "weight", "bias", "conv_state"},
     .default_types = "bfloat16/bfloat16",
-    .plans = planned<Wanted>({whole_rows(), every_layout(), served()}, make),
+    .plans = with_wide(planned<Wanted>({whole_rows(), every_layout(), served()}, make),
+                       planned<Wanted>({wide_rows()}, make)),
     .row_elements = kServedChannels * (2 * kServedTokens + 3),
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

@@ -118,6 +118,14 @@ std::vector<Wanted> other_decodes() {
   };
 }
 
+std::vector<Wanted> wide_rows() {
+  return {{.name = "rows-65537",
+           .D = 8,
+           .W = 4,
+           .C = 3,
+           .batch = {.lengths = std::vector<std::int64_t>(kWideRows, 1), .padding_rows = {64}}}};
+}
+
 const Wanted kServed{
     .name = "serving", .D = 8192, .W = 4, .C = 3, .layout = Layout::columns_first, .timed = true};
 
@@ -200,7 +208,9 @@ const JudgedKernel kOperation{
     .summary = "decode and verification of the short convolution: 31 cases, 15 known mistakes",
     .positional = {"x", "conv_state", "weight", "bias"},
     .default_types = "bfloat16/bfloat16",
-    .plans = planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
+    .plans = with_wide(
+        planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
+        planned<Wanted>({wide_rows()}, make)),
     .row_elements = kServed.D * kServed.C,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

@@ -99,6 +99,12 @@ std::vector<Wanted> every_layout() {
   return all;
 }
 
+std::vector<Wanted> wide_rows() {
+  return {{.name = "rows-65537",
+           .shapes = {1, 1, 16, 8},
+           .lengths = std::vector<std::int64_t>(kWideRows, 1)}};
+}
+
 // --- The definition, and definitions with a mistake ----------------------------------------------
 
 const std::vector<Mistake> kMistakes{
@@ -288,7 +294,8 @@ const JudgedKernel kOperation{
     .summary = "prefill of the gated delta rule, with the stages of its chunk form: 17 cases",
     .positional = {"q", "k", "v", "g", "beta", "state"},
     .default_types = "bfloat16/float32",
-    .plans = planned<Wanted>({whole_rows(), every_layout()}, make),
+    .plans = with_wide(planned<Wanted>({whole_rows(), every_layout()}, make),
+                       planned<Wanted>({wide_rows()}, make)),
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes,

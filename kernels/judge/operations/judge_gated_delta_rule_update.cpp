@@ -101,6 +101,12 @@ std::vector<Wanted> other_decodes() {
   };
 }
 
+std::vector<Wanted> wide_rows() {
+  return {{.name = "rows-65537",
+           .shapes = {1, 1, 16, 8},
+           .batch = {.lengths = std::vector<std::int64_t>(kWideRows, 1), .padding_rows = {64}}}};
+}
+
 const Wanted kServed{
     .name = "serving", .shapes = {16, 32, 128, 128}, .raw_gates = false, .timed = true};
 
@@ -305,7 +311,9 @@ const JudgedKernel kOperation{
         "decode and verification of the gated delta rule: 34 cases, 27 known mistakes, stages",
     .positional = {"q", "k", "v", "g", "beta", "state"},
     .default_types = "bfloat16/float32",
-    .plans = planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
+    .plans = with_wide(
+        planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
+        planned<Wanted>({wide_rows()}, make)),
     .row_elements = kServed.shapes.HV * kServed.shapes.V * kServed.shapes.K,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

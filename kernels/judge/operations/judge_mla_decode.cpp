@@ -107,8 +107,8 @@ Case make(const Wanted& w, const CaseOptions& options) {
                   std::numeric_limits<double>::quiet_NaN());
   if (w.holes) spread(cache, 0, 64);
   c.tensors.push_back(std::move(cache));
-  c.tensors.push_back(indices("block_table", {B, blocks}, table));
-  c.tensors.push_back(indices("seq_lens", {B}, lengths));
+  c.tensors.push_back(indices("block_table", {B, blocks}, table, {"request", "block"}));
+  c.tensors.push_back(indices("seq_lens", {B}, lengths, {"request"}));
   if (w.stored == Stored::numbers)
     c.tensors.push_back({.name = "kv_scale",
                          .type = ElementType::float32,

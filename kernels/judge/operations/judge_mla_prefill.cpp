@@ -43,9 +43,9 @@ Case make(const Wanted& w, const CaseOptions& options) {
   Case c{.name = w.name, .timed = w.timed};
   const ElementType type = options.activations;
   c.tensors.push_back(draw("q", type, {T, w.H, kWidth}, {"token", "head", "column"}));
-  c.tensors.push_back(draw("k", type, {L, w.H, kWidth}, {"token", "head", "column"}));
-  c.tensors.push_back(draw("v", type, {L, w.H, kValues}, {"token", "head", "column"}));
-  for (const std::size_t i : {1, 2}) {  // keys and values after the last row belong to no row
+  c.tensors.push_back(draw("k", type, {L, w.H, kWidth}, {"key", "head", "column"}));
+  c.tensors.push_back(draw("v", type, {L, w.H, kValues}, {"key", "head", "column"}));
+  for (const std::size_t i : {1, 2}) {  // after the last row are keys of nobody
     Tensor& x = c.tensors[i];
     std::fill(x.values.end() - 3 * w.H * (i == 1 ? kWidth : kValues), x.values.end(),
               std::numeric_limits<double>::quiet_NaN());

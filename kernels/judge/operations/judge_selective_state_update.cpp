@@ -135,6 +135,15 @@ std::vector<Wanted> other_decodes() {
   };
 }
 
+std::vector<Wanted> wide_rows() {
+  return {{.name = "rows-65537",
+           .H = 1,
+           .G = 1,
+           .P = 8,
+           .N = 16,
+           .batch = {.lengths = std::vector<std::int64_t>(kWideRows, 1), .padding_rows = {64}}}};
+}
+
 const Wanted kServed{.name = "serving", .H = 128, .G = 8, .P = 64, .N = 128, .timed = true};
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
@@ -184,7 +193,9 @@ const JudgedKernel kOperation{
     .summary = "decode and verification of Mamba2 (and Mamba1): 35 cases, 27 known mistakes",
     .positional = {"state", "x", "dt", "A", "B", "C"},
     .default_types = "bfloat16/float32",
-    .plans = planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
+    .plans = with_wide(
+        planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
+        planned<Wanted>({wide_rows()}, make)),
     .row_elements = kServed.H * kServed.P * kServed.N,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

@@ -111,6 +111,15 @@ std::vector<Wanted> every_layout() {
   return all;
 }
 
+std::vector<Wanted> wide_rows() {
+  return {{.name = "rows-65537",
+           .H = 1,
+           .G = 1,
+           .P = 8,
+           .N = 16,
+           .lengths = std::vector<std::int64_t>(kWideRows, 1)}};
+}
+
 // --- The definition, and definitions with a mistake ----------------------------------------------
 
 const std::vector<Mistake> kMistakes = with_shared({
@@ -127,33 +136,19 @@ constexpr std::int64_t kChunk = 64;
 /// The definition's inputs for chunks, which take one number per head (stride 0 along the other
 /// dimensions).
 template <class S>
-struct PrefillHost : Host<S> {
+struct PrefillHost : HeadHost<S> {
   PrefillHost(const Case& c, std::string_view mistake)
-      : Host<S>(c, mistake),
-        resumes(maybe_array_of<bool, 1>(c, "has_initial_state")),
-        dt_of_head({this->x.extent(0), this->x.extent(1)}),
-        a_of_head(Shape<1>{this->x.extent(1)}) {
+      : HeadHost<S>(c, mistake), resumes(maybe_array_of<bool, 1>(c, "has_initial_state")) {
     if (mistake == "fresh-rows-resume" && resumes) fill(resumes->view(), true);
     if (mistake == "from-zero")
       resumes = Array<bool, 1>(Shape<1>{this->rows.starts->extent(0) - 1}, false);
     if (auto& slots = this->rows.indices; mistake == "swapped-rows" && slots)
       for (std::int64_t i = 0; i + 1 < slots->extent(0); i += 2)
         std::swap((*slots)(i), (*slots)(i + 1));
-    const std::int64_t T = dt_of_head.extent(0), H = dt_of_head.extent(1);
-    for (std::int64_t t = 0; t < T; ++t)
-      for (std::int64_t h = 0; h < H; ++h) dt_of_head(t, h) = this->dt(t, h, 0);
-    for (std::int64_t h = 0; h < H; ++h) a_of_head(h) = this->A(h, 0, 0);
-    if (!this->bias) return;
-    bias_of_head.emplace(Shape<1>{H});
-    for (std::int64_t h = 0; h < H; ++h) (*bias_of_head)(h) = (*this->bias)(h, 0);
   }
 
   reference::Mamba2Inputs<S> inputs(const Case& c, bool rounded) const {
-    const std::int64_t P = this->x.extent(2), N = this->B.extent(2);
-    reference::Mamba2Inputs<S> in = Host<S>::inputs(c, rounded);
-    in.dt = repeat(dt_of_head.view(), P);
-    in.A = repeat(repeat(a_of_head.view(), P), N);
-    if (bias_of_head) in.dt_bias = repeat(bias_of_head->view(), P);
+    reference::Mamba2Inputs<S> in = HeadHost<S>::inputs(c, rounded);
     in.steps_in_scores = true;
     if (rounded)  // operands of tensor cores have the activations' type
       in.rows.storage.operand = in.rows.storage.chunk_state = format_of(c.tensor("x").type);
@@ -162,9 +157,6 @@ struct PrefillHost : Host<S> {
   }
 
   std::optional<Array<bool, 1>> resumes;
-  Array<S, 2> dt_of_head;
-  Array<S, 1> a_of_head;
-  std::optional<Array<S, 1>> bias_of_head;
 };
 
 /// States of a row's head at its start and at the start of the chunk, and the sums of A d since
@@ -258,7 +250,8 @@ const JudgedKernel kOperation{
     .summary = "prefill of Mamba2: 17 cases, 30 known mistakes",
     .positional = {"x", "dt", "A", "B", "C", "state"},
     .default_types = "bfloat16/float32",
-    .plans = planned<Wanted>({whole_rows(), every_layout()}, make),
+    .plans = with_wide(planned<Wanted>({whole_rows(), every_layout()}, make),
+                       planned<Wanted>({wide_rows()}, make)),
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes};

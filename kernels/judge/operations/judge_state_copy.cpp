@@ -79,6 +79,16 @@ const std::vector<Moves> kMoves{
     kServed,
 };
 
+/// More moves than fit into the second dimension of a grid: the first half to the second one.
+std::vector<Moves> wide_moves() {
+  Moves moves{.name = "moves-65537", .pool = {1, 2 * kWideRows, 1, 1, 4}};
+  for (std::int64_t i = 0; i < kWideRows; ++i) {
+    moves.source.push_back(static_cast<std::int32_t>(i));
+    moves.target.push_back(static_cast<std::int32_t>(2 * kWideRows - 1 - i));
+  }
+  return {moves};
+}
+
 const std::vector<Mistake> kCopyMistakes{
     {"in-order", "with each move made after the one before it, so that sources were overwritten"},
     {"backwards", "with source and target swapped"},
@@ -123,7 +133,8 @@ const JudgedKernel kCopy{.name = "state_copy",
                          .returns = false,
                          .exact = true,
                          .default_types = "float32/float32",
-                         .plans = planned<Moves>({kMoves}, make_copy),
+                         .plans = with_wide(planned<Moves>({kMoves}, make_copy),
+                                            planned<Moves>({wide_moves()}, make_copy)),
                          .row_elements = std::int64_t{4} * 2 * 32 * 128 * 128,
                          .truth = copy_truth,
                          .yardstick = copy_truth,
@@ -187,6 +198,14 @@ const std::vector<Commits> kCommits{
     {.name = "serving", .T = 4, .timed = true},
 };
 
+std::vector<Commits> wide_commits() {
+  Commits commits{.name = "rows-65537", .T = 1};
+  for (std::int64_t row = 0; row < kWideRows; ++row)
+    commits.slots.push_back(static_cast<std::int32_t>(kWideRows - row));
+  commits.accepted.assign(commits.slots.size(), 1);
+  return {commits};
+}
+
 const std::vector<Mistake> kScatterMistakes{
     {"count-as-index", "with num_accepted_tokens taken for the index instead of the count"},
     {"last-token", "with the last token's state committed, whatever was accepted"},
@@ -221,7 +240,8 @@ const JudgedKernel kScatter{
     .returns = false,
     .exact = true,
     .default_types = "float32/float32",
-    .plans = planned<Commits>({kCommits}, make_scatter),
+    .plans = with_wide(planned<Commits>({kCommits}, make_scatter),
+                       planned<Commits>({wide_commits()}, make_scatter)),
     .row_elements = std::int64_t{5} * 32 * 128 * 128,
     .truth = scatter_truth,
     .yardstick = scatter_truth,

@@ -166,6 +166,36 @@ struct Host {
   bool softplus = false;
 };
 
+/// One number per head, as chunks and rings want them: of stride 0 along the other dimensions.
+template <class S>
+struct HeadHost : Host<S> {
+  HeadHost(const Case& c, std::string_view mistake)
+      : Host<S>(c, mistake),
+        dt_of_head({this->x.extent(0), this->x.extent(1)}),
+        a_of_head(Shape<1>{this->x.extent(1)}) {
+    const std::int64_t T = dt_of_head.extent(0), H = dt_of_head.extent(1);
+    for (std::int64_t t = 0; t < T; ++t)
+      for (std::int64_t h = 0; h < H; ++h) dt_of_head(t, h) = this->dt(t, h, 0);
+    for (std::int64_t h = 0; h < H; ++h) a_of_head(h) = this->A(h, 0, 0);
+    if (!this->bias) return;
+    bias_of_head.emplace(Shape<1>{H});
+    for (std::int64_t h = 0; h < H; ++h) (*bias_of_head)(h) = (*this->bias)(h, 0);
+  }
+
+  reference::Mamba2Inputs<S> inputs(const Case& c, bool rounded) const {
+    const std::int64_t P = this->x.extent(2), N = this->B.extent(2);
+    reference::Mamba2Inputs<S> in = Host<S>::inputs(c, rounded);
+    in.dt = repeat(dt_of_head.view(), P);
+    in.A = repeat(repeat(a_of_head.view(), P), N);
+    if (bias_of_head) in.dt_bias = repeat(bias_of_head->view(), P);
+    return in;
+  }
+
+  Array<S, 2> dt_of_head;
+  Array<S, 1> a_of_head;
+  std::optional<Array<S, 1>> bias_of_head;
+};
+
 template <class S>
 S gated(std::string_view mistake, S y, S skip, S z) {
   if (mistake == "z-no-silu") return (y + skip) * z;

@@ -79,6 +79,40 @@ const std::string kChat =
     "request id=again tokens=a1008 output=8\nrun\n"
     "request id=continued tokens=a1008+b40+c59 output=4\nrun\n";
 
+// A server that could hit and does not is slow, and no oracle is needed to say so: a child promises
+// in its greeting what it finds again.
+TEST_F(Child, rehitsAreFoundAgainAsPromised) {
+  std::string text =
+      testing_support::read_text(LOCKSTEP_SOURCE_DIR "/fixtures/subjects/minimal_cache.py");
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    const std::size_t at = text.find(from);
+    ASSERT_NE(at, std::string::npos);
+    text.replace(at, from.size(), to);
+  };
+  const auto played_by = [&](const std::string& trace) {
+    return played(trace, {"exec:python3 " + folder_.write("promises.py", text)});
+  };
+  replaced("again=1 honours", "again=1 rehits=16 honours");
+  const std::string config = "config page=16\n";
+  EXPECT_EQ(played_by(config + kChat), "");
+  // As many tokens as the promise covers can hold, and no promise beyond.
+  const std::string small = "config page=16 kv_tokens=1100\n";
+  replaced("    size = 0\n    while", "    return 0\n    while");
+  expect_kind(played_by(config + kChat), FindingKind::missed_reuse,
+              "rehits=16 promises 1040, and all that was ever computed fits");
+  EXPECT_EQ(played_by(small + kChat), "") << "something may have made room";
+  replaced("rehits=16 ", "");
+  EXPECT_EQ(played_by(config + kChat), "") << "nothing was promised";
+}
+
+TEST_F(Child, aPromiseIsANumberAboveZero) {
+  for (const std::string words : {"rehits=0", "rehits=all", "rehits=-4", "rehits="})
+    EXPECT_TRUE(
+        played("admit id=a tokens=a4\n", {child("{\"hello\": \"levels=request " + words + "\"}")})
+            .starts_with("status 3"))
+        << words;
+}
+
 // The second turn of a chat begins with the first one's output, which the server computed itself.
 TEST_F(Child, mayReuseOutputs) {
   EXPECT_EQ(played(kChat, {kExample}), "");

@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <regex>
 #include <set>
 
 #include "kernels/judge/operation.hpp"
@@ -16,7 +19,7 @@ std::vector<Case> small_cases(const JudgedKernel& operation) {
   if (operation.default_types == "float32/float32") options.activations = ElementType::float32;
   std::vector<Case> cases;
   for (const CasePlan& plan : operation.plans)
-    if (!plan.timed) cases.push_back(plan.make(options));
+    if (!plan.timed && !plan.wide) cases.push_back(plan.make(options));
   return cases;
 }
 
@@ -51,6 +54,35 @@ TEST(JudgedOperations, everyMistakeChangesSomeCase) {
           *operation, cases, false, [&](const Case& c) { return operation->truth(c, mistake.id); }))
           << operation->name << ": " << mistake.id;
   }
+}
+
+/// Ids that a file compares a mistake with and that are not among those.
+std::vector<std::string> undeclared(const std::filesystem::path& path,
+                                    const std::set<std::string>& declared) {
+  std::ifstream file(path);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  static const std::regex kComparison(R"re(mistake_?\s*[!=]=\s*"([^"]*)")re");
+  std::vector<std::string> unknown;
+  for (std::sregex_iterator one(text.begin(), text.end(), kComparison), end; one != end; ++one)
+    if (!declared.contains((*one)[1])) unknown.push_back((*one)[1]);
+  return unknown;
+}
+
+// A comparison with an id that no operation declares is never true: its branch is dead. With the
+// test above, an id that is misspelt in either place is seen.
+TEST(JudgedOperations, everyIdThatIsComparedIsDeclared) {
+  const std::filesystem::path folder =
+      std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "kernels/judge/operations";
+  std::set<std::string> all;
+  for (const JudgedKernel* const operation : judged_kernels())
+    for (const Mistake& mistake : operation->mistakes) all.emplace(mistake.id);
+  std::size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    ++files;
+    for (const std::string& id : undeclared(entry.path(), all))
+      ADD_FAILURE() << entry.path().filename() << " compares a mistake with `" << id << "`";
+  }
+  EXPECT_GT(files, 10U);
 }
 
 // A kernel that forgets a limit, a flag or an optional argument is told from a right one.

@@ -60,6 +60,10 @@ TEST(Judge, everyOperationHasARightCandidate) {
       {"ssd_prefill", "ssd_right"},
       {"mla_decode", "mla_right"},
       {"mla_prefill", "mla_prefill_right"},
+      {"merge_attention", "merge_right"},
+      {"batched_product", "product_right"},
+      {"selective_state_ring_update", "ssu_ring_right"},
+      {"gated_delta_rule_ring_update", "gdn_ring_right"},
       {"state_copy", "copy_right"},
       {"state_scatter_accepted", "scatter_right"}};
   for (const auto& [operation, symbol] : all) {
@@ -180,9 +184,43 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
       {"mla_prefill", "mla_prefill_top_left", "prefix", 11, {"a causal border from the top left"}},
       {"mla_prefill", "mla_prefill_empty_plus", "empty", 11, {"with an lse of +inf", "lse: "}},
       {"mla_prefill", "mla_prefill_piece_too_many", "one-block", 11, {"an empty piece merged"}},
+      {"batched_product", "product_no_x_scale", "blocks", 11, {"without x_scale"}},
+      {"batched_product", "product_no_tail", "around", 11, {"after the last multiple of 128"}},
+      {"merge_attention", "merge_mean", "odd-sizes", 11, {"the mean of both sides"}},
+      {"merge_attention", "merge_plus_is_a_weight", "empty", 11, {"+inf taken for a weight"}},
+      {"merge_attention", "merge_turned_lse", "some-tokens", 11, {"lse taken for [T, heads]"}},
+      {"merge_attention", "merge_ignores_strides", "lse-by", 11, {"no known mistake explains"}},
+      {"merge_attention", "merge_ignores_strides", "wide-rows", 10, {"padding-leak: out:"}},
+      {"merge_attention", "merge_no_largest", "large-lse", 11, {"NaN or infinite"}},
+      {"merge_attention", "merge_nan_of_empty", "empty-sides", 10, {"padding-leak: out:"}},
       {"state_copy", "copy_in_order", "c", 11, {"sources were overwritten"}},
       {"state_scatter_accepted", "scatter_by_index", "every", 11, {"index instead of the count"}},
   });
+}
+
+// A state that is written once in L tokens: by each row's own window, with the live entries alone.
+TEST(Judge, aMistakeOfARingIsNamed) {
+  constexpr const char *kMamba = "selective_state_ring_update",
+                       *kRing = "gated_delta_rule_ring_update";
+  expect_caught({
+      {kMamba, "ssu_ring_reads_one_more", "ring-of-5", 10, {"one entry behind the cursor counted"}},
+      {kMamba, "ssu_ring_reads_one_less", "ring-of-5", 11, {"the newest entry of the ring left"}},
+      {kMamba, "ssu_ring_by_position", "ring-of-5", 10, {"with position % L entries read"}},
+      {kMamba, "ssu_ring_flush_when_full", "ring-of-5", 11, {"written when the ring is full"}},
+      {kMamba, "ssu_ring_flush_together", "ring-of-5", 11, {"when one row's window ends"}},
+      {kMamba, "ssu_ring_never_flushed", "ring-of-5", 11, {"with no state written"}},
+      {kMamba, "ssu_ring_own_decay", "ring-of-5", 11, {"decayed by its own step too"}},
+      {kMamba, "ssu_ring_raw_dt", "ring-of-5", 11, {"with dt in the ring as it came"}},
+      {kRing, "gdn_ring_reads_one_more", "ring-of-5", 10, {"one entry behind the cursor counted"}},
+      {kRing, "gdn_ring_entry_late", "ring-of-5", 11, {"one place behind the cursor"}},
+      {kRing, "gdn_ring_flush_together", "ring-of-5", 11, {"when one row's window ends"}},
+      {kRing, "gdn_ring_flush_without_token", "ring-of-5", 11, {"without the newest token"}},
+      {kRing, "gdn_ring_delta_of_state", "ring-of-5", 11, {"S k of the state alone"}},
+      {kRing, "gdn_ring_scaled_k", "ring-of-5", 11, {"the scaled key in ring_k"}},
+  });
+  const ProgramRun narrow = judged(kRing, "gdn_ring_narrow_state", {"--case", "ring-of-5"});
+  EXPECT_EQ(narrow.status, 11) << narrow.out;
+  EXPECT_THAT(narrow.out, HasSubstr("ring-of-5: output-differs: state:"));
 }
 
 // Memory that a candidate writes or reads and should not.
@@ -348,6 +386,75 @@ TEST(Judge, aShortRowThatSpoilsTheNextIsSeen) {
   }
 }
 
+// Servers that promise the same answer at any load need it of every kernel: a row's bits do not
+// depend on the rest of its batch.
+TEST(Judge, aRowThatDependsOnItsBatchIsSeenWithTheSmallestPair) {
+  const auto run = [](const std::string& operation, const std::string& symbol,
+                      const std::string& only, bool asked = true) {
+    std::vector<std::string> more{"--types", "float32/float32", "--case", only};
+    if (asked) more.emplace_back("--batch-invariant");
+    return judged(operation, symbol, more);
+  };
+  EXPECT_EQ(run(kDelta, "gdn_splits_by_batch", "decode", false).status, 0) << "it is right";
+  const ProgramRun split = run(kDelta, "gdn_splits_by_batch", "packed-rows");
+  EXPECT_EQ(split.status, 10) << split.out;
+  EXPECT_THAT(split.out, HasSubstr("packed-rows: batch-variance: out: row 0 has other bits in the "
+                                   "batch of rows "));
+  EXPECT_THAT(split.out, HasSubstr("than in the batch of rows 0\n"));
+  const ProgramRun place = run(kDelta, "gdn_depends_on_place", "decode-odd");
+  EXPECT_EQ(place.status, 10) << place.out;
+  EXPECT_THAT(place.out, HasSubstr("(as number 1)"));
+  const ProgramRun tiles = run("ssd_prefill", "ssd_tiles_over_rows", "short-rows");
+  EXPECT_EQ(tiles.status, 10) << tiles.out;
+  const ProgramRun longest = run("mla_prefill", "mla_prefill_splits_by_longest", "many-heads");
+  EXPECT_EQ(longest.status, 10) << longest.out;
+  const auto rows = judged("batched_product", "product_splits_by_rows",
+                           {"--types", "float32/float32", "--case", "many", "--batch-invariant"});
+  EXPECT_EQ(rows.status, 10) << rows.out;
+  EXPECT_THAT(rows.out, HasSubstr("… (16 rows)")) << "the smallest batch that is split";
+  EXPECT_THAT(longest.out, HasSubstr("row 1 has other bits in the batch of rows 0, 1 (as number 1) "
+                                     "than in the batch of rows 1\n"));
+}
+
+TEST(Judge, aRightCandidatesRowsAreTheSameInEveryBatch) {
+  const std::vector<std::vector<std::string>> all{
+      {kDelta, "gdn_right", "packed-rows"},
+      {"selective_state_update", "ssu_right", "verify-table"},
+      {"causal_conv1d_update", "conv_right", "verify"},
+      {"causal_conv1d", "prompt_conv_right", "rows"},
+      {"gated_delta_rule_prefill", "prefill_right", "ragged"},
+      {"ssd_prefill", "ssd_right", "fresh-rows"},
+      {"mla_decode", "mla_right", "drafts"},
+      {"mla_prefill", "mla_prefill_right", "empty"},
+      {"merge_attention", "merge_right", "s-"},
+      {"batched_product", "product_right", "blocks"},
+      {"selective_state_ring_update", "ssu_ring_right", "ring"},
+      {"gated_delta_rule_ring_update", "gdn_ring_right", "ring"}};
+  for (const auto& one : all) {
+    const ProgramRun run = judged(one[0], one[1], {"--batch-invariant", "--case", one[2]});
+    EXPECT_EQ(run.status, 0) << one[0] << run.out << run.err;
+    EXPECT_THAT(run.out, HasSubstr("rows were compared in "));
+  }
+}
+
+// A grid counts its second and third dimension in 16 bits; a graph is launched again when rows have
+// left.
+TEST(Judge, aBatchBeyondAGridAndALaunchThatIsRepeatedAreTried) {
+  constexpr const char* kConv = "causal_conv1d_update";
+  EXPECT_EQ(judged(kConv, "conv_right", {"--case", "rows-65537"}).status, 0);
+  const ProgramRun grid = judged(kConv, "conv_grid_of_16_bits", {"--case", "rows-65537"});
+  EXPECT_EQ(grid.status, 11) << grid.out;
+  EXPECT_THAT(grid.out, HasSubstr("(tokens 65535 to 65536)"));
+  const auto repeated = [](const std::string& symbol) {
+    return run_program({"judge", kDelta, "--candidate", library(symbol), "--device", "cpu",
+                        "--no-time", "--batch", "4", "--case", "serving"});
+  };
+  EXPECT_EQ(repeated("gdn_right").status, 0);
+  const ProgramRun kept = repeated("gdn_keeps_rows_of_capture");
+  EXPECT_EQ(kept.status, 11) << kept.out;
+  EXPECT_THAT(kept.out, HasSubstr("2 of 2 repeated calls left other bytes"));
+}
+
 // Slots beyond 16 bits, gates beyond exp's range, more rows than a kernel counts, the sign of zero.
 TEST(Judge, aMistakeOfLargeNumbersIsSeen) {
   expect_caught({
@@ -413,7 +520,7 @@ TEST(Judge, anImpossibleTimeIsFlagged) {
   timed[0].twin.runs.outcome = timed[0].calls.outcome = Outcome::done;
   const auto report = [&](double us) {
     timed[0].calls.us = us;
-    return finished({operation, request, options, machine, cases, timed, 0});
+    return finished({operation, request, options, machine, cases, timed, {}, 0});
   };
   const auto text = [&](double us) { return report(us).text; };
   EXPECT_THAT(text(0.95), Not(HasSubstr("LOOK TWICE")));
@@ -423,7 +530,7 @@ TEST(Judge, anImpossibleTimeIsFlagged) {
   EXPECT_EQ(report(0.8).status, 11);
   timed[0].calls.reported_us = 0.1;
   EXPECT_THAT(text(5), HasSubstr("LOOK TWICE: the candidate's process reports 0.10 us"));
-  const auto findings = findings_of_calls(operation, cases[0].which, timed[0].calls);
+  const auto findings = findings_of_calls(operation, cases[0].which, timed[0].calls, "timed call");
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].kind, FindingKind::answer_differs);
 }
