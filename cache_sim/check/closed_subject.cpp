@@ -177,9 +177,9 @@ std::int64_t ClosedSubject::most_cached(const Content& prompt) const {
   return most;
 }
 
-/// The tokens that a promise of `rehits` covers in the prompt: all tokens of a request that has finished, in
-/// whole multiples, as long as nothing has to make room for anything. A forward computes at least
-/// one token.
+/// The tokens that a promise of `rehits` covers in the prompt: all tokens of a request that has
+/// finished, in whole multiples, as long as nothing has to make room for anything. A forward
+/// computes at least one token.
 std::int64_t ClosedSubject::least_cached(const Content& prompt) const {
   const std::int64_t size = prompt.tokens.size();
   std::int64_t needed = ended_tokens_ + in_pages(size);

@@ -15,8 +15,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-/// The places of the two parts in memory: by themselves, as a part of wider rows, with the heads of a
-/// token or the tokens of a head far apart, lse with tokens first.
+/// The places of the two parts in memory: by themselves, as a part of wider rows, with the heads of
+/// a token or the tokens of a head far apart, lse with tokens first.
 enum class Layout : std::uint8_t { plain, wide_rows, heads_first, lse_by_token };
 
 struct Wanted {
