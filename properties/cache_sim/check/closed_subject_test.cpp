@@ -101,6 +101,12 @@ TEST_F(Child, rehitsAreFoundAgainAsPromised) {
   expect_kind(played_by(config + kChat), FindingKind::missed_reuse,
               "rehits=16 promises 1040, and all that was ever computed fits");
   EXPECT_EQ(played_by(small + kChat), "") << "something may have made room";
+  const std::string stored = "admit id=a tokens=a32\nextend id=a n=32\nfinish id=a\n",
+                    running = "admit id=b tokens=b120\nextend id=b n=120\n",
+                    again = "admit id=c tokens=a48\n", narrow = "config page=16 kv_tokens=200\n";
+  expect_kind(played_by(narrow + stored + again), FindingKind::missed_reuse, "promises 32");
+  EXPECT_EQ(played_by(narrow + stored + running + again), "") << "a running request needs room";
+  EXPECT_EQ(played_by(narrow + stored + "flush\n" + again), "") << "a flush ends what was kept";
   replaced("rehits=16 ", "");
   EXPECT_EQ(played_by(config + kChat), "") << "nothing was promised";
 }
