@@ -36,6 +36,7 @@ PAGES = [
 PROGRAM = re.compile(r"^(\$ )?((\w+=\S+ )*)(\./lockstep|python3|c\+\+ |build/|bench/|properties/|reports/|cmake |\.ci/)")
 # Pattern of a command, and why it is not run.
 NOT_RUN = {
+    "--batch-invariant": "whether the bits of PyTorch's products depend on the batch is the machine's; a test of its own",
     r"^\./lockstep report$": "writes into the checkout; run by .ci/bare_machine",
     r"\./lockstep test\b": "these are the tests; run by .ci/bare_machine",
     "build/current/lockstep_bench": "a benchmark",
