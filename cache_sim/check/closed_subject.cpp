@@ -21,8 +21,9 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
   check_numbers(operation, reply, findings);
   if (operation.verb == Verb::check) check_sums(reply, findings);
   if (operation.verb == Verb::admit) {
+    const Content prompt = content_of(operation);
     const std::int64_t cached = reply.get(ReplyField::cached);
-    const std::int64_t most = std::max(most_cached(content_of(operation)), operation.external);
+    const std::int64_t most = std::max(most_cached(prompt), operation.external);
     // A hit of the whole prompt is reported elsewhere, for every subject.
     if (cached > most && cached < std::int64_t{operation.tokens.size()})
       findings.push_back({FindingKind::cached_too_much,
@@ -30,7 +31,7 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
                                       "were ever computed before",
                                       counted(cached, "token"), is_or_are(cached), most),
                           fmt::format("at most {}", most), std::to_string(cached)});
-    if (const std::int64_t least = least_cached(content_of(operation)); cached < least)
+    if (const std::int64_t least = least_cached(prompt); cached < least)
       findings.push_back({FindingKind::missed_reuse,
                           fmt::format("{} {} said to be cached of a prompt that goes on from a "
                                       "finished request: rehits={} promises {}, and all that was "
@@ -181,12 +182,13 @@ std::int64_t ClosedSubject::most_cached(const Content& prompt) const {
 /// finished, in whole multiples, as long as nothing has to make room for anything. A forward
 /// computes at least one token.
 std::int64_t ClosedSubject::least_cached(const Content& prompt) const {
+  if (rehits_ == 0 || promise_ends_) return 0;
   const std::int64_t size = prompt.tokens.size();
   std::int64_t needed = ended_tokens_ + in_pages(size);
   for (const auto& [name, request] : requests_) needed += in_pages(request.known.size());
   const bool fits = needed <= std::min(config_.kv_tokens, kv_total_) &&
                     (config_.state_slots == 0 || 2 * (states_taken_ + 1) <= config_.state_slots);
-  if (rehits_ == 0 || promise_ends_ || !fits) return 0;
+  if (!fits) return 0;
   std::int64_t longest = 0;
   for (const Content& one : finished_)
     if (one.space == prompt.space && one.tokens.size() <= prompt.tokens.size() &&
@@ -203,6 +205,7 @@ std::int64_t ClosedSubject::in_pages(std::int64_t tokens) const {
 
 /// Before the operation changes the requests.
 void ClosedSubject::follow_promise(const Operation& operation) {
+  if (rehits_ == 0) return;
   const auto found = requests_.find(operation.id.index());
   switch (operation.verb) {
     case Verb::admit:
