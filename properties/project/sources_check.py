@@ -72,6 +72,9 @@ class Stop(Exception):
 
 
 def git(root, *words):
+    """The lines of git's answer; None where git refuses or is not there."""
+    if not shutil.which("git"):
+        return None
     done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
     return done.stdout.split("\n")[:-1] if done.returncode == 0 else None
 
@@ -371,7 +374,7 @@ def main():
                   "tidy": lambda: tidy(ROOT, build, given.quick, hurry=given.quick),
                   "selftest": lambda: selftest(build)}[given.word]()
     except Stop as stop:
-        print(f"sources_check.py: {stop}", file=sys.stderr)
+        print(f"skipped: {stop}" if stop.status == SKIPPED else f"sources_check.py: {stop}", file=sys.stderr)
         return stop.status
     return 0 if passed else 1
 
