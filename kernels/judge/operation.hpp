@@ -207,20 +207,25 @@ void spread(Tensor& tensor, std::size_t dimension, std::int64_t gap);
 /// Exchanges the last two dimensions in memory.
 void swap_last_two(Tensor& tensor);
 
-/// Plans that build make(wanted, options), for all of `parts` in order.
-template <class Wanted, class Make>
-std::vector<CasePlan> planned(const std::vector<std::vector<Wanted>>& parts, Make make) {
+/// Plans that build make(spec, options), for all of `parts` in order.
+template <class CaseSpec, class Make>
+std::vector<CasePlan> planned(const std::vector<std::vector<CaseSpec>>& parts, Make make) {
   std::vector<CasePlan> plans;
-  for (const std::vector<Wanted>& part : parts)
-    for (const Wanted& wanted : part)
-      plans.push_back({wanted.name, wanted.timed, [wanted, make](const CaseOptions& options) {
-                         return make(wanted, options);
-                       }});
+  for (const std::vector<CaseSpec>& part : parts)
+    for (const CaseSpec& spec : part)
+      plans.push_back({spec.name, spec.timed,
+                       [spec, make](const CaseOptions& options) { return make(spec, options); }});
   return plans;
 }
 
 /// More rows than fit into the second and third dimension of a grid.
 constexpr std::int64_t kWideRows = 65'537;
+
+/// Rows of one token each; row 64 is padding.
+inline Batch one_token_rows(std::int64_t rows) {
+  return {.lengths = std::vector<std::int64_t>(static_cast<std::size_t>(rows), 1),
+          .padding_rows = {64}};
+}
 
 /// The plans, and after them those of kWideRows rows.
 inline std::vector<CasePlan> with_wide(std::vector<CasePlan> plans,
@@ -233,21 +238,21 @@ inline std::vector<CasePlan> with_wide(std::vector<CasePlan> plans,
 }
 
 /// The timed cases: one with a list of slots, and one whose row i has slot i.
-template <class Wanted>
-std::vector<Wanted> listed_and_in_order(const Wanted& listed) {
-  Wanted in_order = listed;
+template <class CaseSpec>
+std::vector<CaseSpec> listed_and_in_order(const CaseSpec& listed) {
+  CaseSpec in_order = listed;
   in_order.name += "-in-order";
   in_order.batch.in_order = true;
   return {listed, in_order};
 }
 
 /// The rows of a case of an update; a timed case has options.batch rows.
-template <class Wanted>
-Batch rows_of(const Wanted& wanted, const CaseOptions& options) {
-  Batch batch = wanted.batch;
+template <class CaseSpec>
+Batch rows_of(const CaseSpec& spec, const CaseOptions& options) {
+  Batch batch = spec.batch;
   batch.seed = options.seed;
-  batch.writes = !wanted.snapshots;
-  if (wanted.timed) batch.lengths.assign(static_cast<std::size_t>(options.batch), 1);
+  batch.writes = !spec.snapshots;
+  if (spec.timed) batch.lengths.assign(static_cast<std::size_t>(options.batch), 1);
   return batch;
 }
 

@@ -13,8 +13,8 @@ namespace lockstep::judging::convolution {
 enum class Layout { channels_first, columns_first, strided };
 
 /// Adds x, conv_state, weight and bias; in a strided case x is a part of a wider projection.
-template <class Wanted>
-void add_inputs(Case& c, Draw& draw, const Wanted& w, std::int64_t T, std::int64_t slots,
+template <class CaseSpec>
+void add_inputs(Case& c, Draw& draw, const CaseSpec& w, std::int64_t T, std::int64_t slots,
                 const CaseOptions& options) {
   c.tensors.push_back(draw("x", options.activations, {T, w.D}, {"token", "channel"}));
   Tensor state =

@@ -16,30 +16,30 @@ struct Shapes {
 /// Adds q, k, v, g, beta and state as tensors 0 to 5 of a case, and with raw gates A_log and
 /// dt_bias after them. In a strided layout a token's q, k and v lie side by side, as in the output
 /// of a fused projection.
-template <class Wanted>
-void add_inputs(Case& c, Draw& draw, const Wanted& wanted, std::int64_t T, std::int64_t slots,
+template <class CaseSpec>
+void add_inputs(Case& c, Draw& draw, const CaseSpec& spec, std::int64_t T, std::int64_t slots,
                 const CaseOptions& options) {
-  const auto [H, HV, K, V] = wanted.shapes;
+  const auto [H, HV, K, V] = spec.shapes;
   const ElementType type = options.activations;
-  const ElementType gate = wanted.raw_gates ? type : ElementType::float32;
+  const ElementType gate = spec.raw_gates ? type : ElementType::float32;
   c.tensors.push_back(draw("q", type, {T, H, K}, {"token", "key head", "column"}));
   c.tensors.push_back(draw("k", type, {T, H, K}, {"token", "key head", "column"}));
   c.tensors.push_back(draw("v", type, {T, HV, V}, {"token", "value head", "value column"}));
   c.tensors.push_back(draw("g", gate, {T, HV}, {"token", "value head"}));
   c.tensors.push_back(draw("beta", gate, {T, HV}, {"token", "value head"}));
-  if (!wanted.raw_gates)
+  if (!spec.raw_gates)
     for (const std::size_t i : {3, 4})
       for (double& x : c.tensors[i].values) x = i == 3 ? -std::abs(x) : std::abs(x);
   Tensor state = draw("state", options.states, {slots, HV, V, K},
                       {"slot", "value head", "value column", "key column"});
   state.role = Role::state;
-  if (wanted.layout == Layout::k_major) swap_last_two(state);
-  if (wanted.layout == Layout::strided) {
+  if (spec.layout == Layout::k_major) swap_last_two(state);
+  if (spec.layout == Layout::strided) {
     spread(state, 0, 192);
     for (const std::size_t i : {0, 1, 2}) c.tensors[i].strides[0] = 2 * H * K + HV * V;
   }
   c.tensors.push_back(std::move(state));
-  if (!wanted.raw_gates) return;
+  if (!spec.raw_gates) return;
   c.tensors.push_back(draw("A_log", ElementType::float32, {HV}, {"value head"}));
   c.tensors.push_back(draw("dt_bias", ElementType::float32, {HV}, {"value head"}));
 }

@@ -21,7 +21,7 @@ constexpr std::int64_t kGroup = reference::kScaleGroup;
 /// for a tensor.
 enum class Numbers : std::uint8_t { plain, blocks, whole };
 
-struct Wanted {
+struct CaseSpec {
   std::string name;
   std::int64_t G, M, N, K;
   Numbers numbers = Numbers::plain;
@@ -48,7 +48,7 @@ Tensor scale_of(Draw& draw, const std::string& name, const Extents& extents,
   return scale;
 }
 
-Case make(const Wanted& w, const CaseOptions& options) {
+Case make(const CaseSpec& w, const CaseOptions& options) {
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 73 + w.M + w.K)));
   Case c{.name = w.name, .timed = w.timed};
   const std::int64_t of_x = w.shared ? 1 : w.G;
@@ -78,7 +78,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Wanted> products() {
+std::vector<CaseSpec> products() {
   return {
       {.name = "some-rows", .G = 3, .M = 21, .N = 64, .K = 128},
       {.name = "one-row", .G = 2, .M = 1, .N = 128, .K = 512},
@@ -99,7 +99,7 @@ std::vector<Wanted> products() {
   };
 }
 
-std::vector<Wanted> wide_rows() {
+std::vector<CaseSpec> wide_rows() {
   return {{.name = "rows-65537", .G = 1, .M = kWideRows, .N = 8, .K = 16}};
 }
 
@@ -174,7 +174,8 @@ const JudgedKernel kOperation{
         "scales: 10 cases, 11 known mistakes",
     .positional = {"x", "weight"},
     .default_types = "bfloat16/float32",
-    .plans = with_wide(planned<Wanted>({products()}, make), planned<Wanted>({wide_rows()}, make)),
+    .plans =
+        with_wide(planned<CaseSpec>({products()}, make), planned<CaseSpec>({wide_rows()}, make)),
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes};

@@ -14,7 +14,7 @@ constexpr std::string_view kName = "causal_conv1d";
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-struct Wanted {
+struct CaseSpec {
   std::string name{};
   std::int64_t D = 128, W = 4, C = 3;
   std::vector<std::int64_t> lengths{};
@@ -29,7 +29,7 @@ struct Wanted {
 
 constexpr std::int64_t kServedTokens = 128, kServedChannels = 8192;  ///< sizes of a timed row
 
-Case make(const Wanted& w, const CaseOptions& options) {
+Case make(const CaseSpec& w, const CaseOptions& options) {
   Batch batch{.lengths = w.lengths,
               .behind = w.behind,
               .padding_rows = w.padding_rows,
@@ -56,7 +56,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Wanted> whole_rows() {
+std::vector<CaseSpec> whole_rows() {
   return {
       {.name = "one-row", .lengths = {130}},
       {.name = "one-token", .lengths = {1}},
@@ -70,8 +70,8 @@ std::vector<Wanted> whole_rows() {
 }
 
 /// Cases of every layout of the state, with row lengths around a tile, padding rows and fresh rows.
-std::vector<Wanted> every_layout() {
-  std::vector<Wanted> all;
+std::vector<CaseSpec> every_layout() {
+  std::vector<CaseSpec> all;
   for (const auto& [suffix, layout] :
        std::vector<std::pair<std::string, Layout>>{{"", Layout::channels_first},
                                                    {"-channels-last", Layout::columns_first},
@@ -89,14 +89,14 @@ std::vector<Wanted> every_layout() {
   return all;
 }
 
-std::vector<Wanted> wide_rows() {
+std::vector<CaseSpec> wide_rows() {
   return {{.name = "rows-65537", .D = 8, .lengths = std::vector<std::int64_t>(kWideRows, 1)}};
 }
 
-std::vector<Wanted> served() {
-  const Wanted listed{
+std::vector<CaseSpec> served() {
+  const CaseSpec listed{
       .name = "serving", .D = kServedChannels, .layout = Layout::columns_first, .timed = true};
-  Wanted in_order = listed;
+  CaseSpec in_order = listed;
   in_order.name += "-in-order";
   in_order.in_order = true;
   return {listed, in_order};
@@ -192,8 +192,8 @@ const JudgedKernel kOperation{
     .summary = "prefill of the short convolution: 16 cases, 18 known mistakes",
     .positional = {"x", "weight", "bias", "conv_state"},
     .default_types = "bfloat16/bfloat16",
-    .plans = with_wide(planned<Wanted>({whole_rows(), every_layout(), served()}, make),
-                       planned<Wanted>({wide_rows()}, make)),
+    .plans = with_wide(planned<CaseSpec>({whole_rows(), every_layout(), served()}, make),
+                       planned<CaseSpec>({wide_rows()}, make)),
     .row_elements = kServedChannels * (2 * kServedTokens + 3),
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

@@ -14,7 +14,7 @@ constexpr std::string_view kName = "causal_conv1d_update";
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-struct Wanted {
+struct CaseSpec {
   std::string name;
   std::int64_t D, W, C;
   Batch batch{};
@@ -38,7 +38,7 @@ void poison_columns(Tensor& state, const Case& of, std::int64_t history) {
   }
 }
 
-Case make(const Wanted& w, const CaseOptions& options) {
+Case make(const CaseSpec& w, const CaseOptions& options) {
   Batch batch = rows_of(w, options);
   batch.one_slot_per_row = true;
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
@@ -64,12 +64,12 @@ Case make(const Wanted& w, const CaseOptions& options) {
 /// Cases of every kind of row in every layout of the state. A speculative state has W - 1 + longest
 /// row
 /// - 1 columns.
-std::vector<Wanted> every_layout() {
+std::vector<CaseSpec> every_layout() {
   const std::vector<std::pair<std::string, Layout>> layouts{
       {"", Layout::channels_first},
       {"-channels-last", Layout::columns_first},
       {"-strided", Layout::strided}};
-  std::vector<Wanted> all;
+  std::vector<CaseSpec> all;
   for (const auto& [suffix, layout] : layouts)
     for (const RowKind& kind : row_kinds("verify-accepted"))
       all.push_back({.name = kind.name + suffix,
@@ -82,7 +82,7 @@ std::vector<Wanted> every_layout() {
   return all;
 }
 
-std::vector<Wanted> other_decodes() {
+std::vector<CaseSpec> other_decodes() {
   const std::vector<std::int64_t> nine(9, 1), four(4, 1);
   return {
       {.name = "decode-wide-state",
@@ -100,11 +100,7 @@ std::vector<Wanted> other_decodes() {
       {.name = "decode-width-2", .D = 63, .W = 2, .C = 1, .batch = {.lengths = four}},
       {.name = "decode-width-3", .D = 64, .W = 3, .C = 2, .batch = {.lengths = four}},
       {.name = "decode-ones", .D = 1, .W = 4, .C = 3, .batch = {.lengths = {1}}},
-      {.name = "decode-many-rows",
-       .D = 16,
-       .W = 4,
-       .C = 3,
-       .batch = {.lengths = std::vector<std::int64_t>(130, 1), .padding_rows = {64}}},
+      {.name = "decode-many-rows", .D = 16, .W = 4, .C = 3, .batch = one_token_rows(130)},
       {.name = "decode-high-slots",
        .D = 8,
        .W = 4,
@@ -118,15 +114,11 @@ std::vector<Wanted> other_decodes() {
   };
 }
 
-std::vector<Wanted> wide_rows() {
-  return {{.name = "rows-65537",
-           .D = 8,
-           .W = 4,
-           .C = 3,
-           .batch = {.lengths = std::vector<std::int64_t>(kWideRows, 1), .padding_rows = {64}}}};
+std::vector<CaseSpec> wide_rows() {
+  return {{.name = "rows-65537", .D = 8, .W = 4, .C = 3, .batch = one_token_rows(kWideRows)}};
 }
 
-const Wanted kServed{
+const CaseSpec kServed{
     .name = "serving", .D = 8192, .W = 4, .C = 3, .layout = Layout::columns_first, .timed = true};
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
@@ -209,8 +201,8 @@ const JudgedKernel kOperation{
     .positional = {"x", "conv_state", "weight", "bias"},
     .default_types = "bfloat16/bfloat16",
     .plans = with_wide(
-        planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
-        planned<Wanted>({wide_rows()}, make)),
+        planned<CaseSpec>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
+        planned<CaseSpec>({wide_rows()}, make)),
     .row_elements = kServed.D * kServed.C,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

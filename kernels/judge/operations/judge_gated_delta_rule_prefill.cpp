@@ -16,7 +16,7 @@ constexpr std::string_view kName = "gated_delta_rule_prefill";
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-struct Wanted {
+struct CaseSpec {
   std::string name{};
   Shapes shapes;
   std::vector<std::int64_t> lengths{};
@@ -30,7 +30,7 @@ struct Wanted {
   bool timed = false;
 };
 
-void add_boundaries(Case& c, const Wanted& w, ElementType type) {
+void add_boundaries(Case& c, const CaseSpec& w, ElementType type) {
   const auto [H, HV, K, V] = w.shapes;
   std::int64_t count = 0;
   for (const std::int64_t length : w.lengths) count += length / w.boundary_every;
@@ -39,7 +39,7 @@ void add_boundaries(Case& c, const Wanted& w, ElementType type) {
   c.scalars.push_back({"boundary_every", w.boundary_every});
 }
 
-Case make(const Wanted& w, const CaseOptions& options) {
+Case make(const CaseSpec& w, const CaseOptions& options) {
   const auto [H, HV, K, V] = w.shapes;
   const Batch batch{.lengths = w.lengths,
                     .behind = w.behind,
@@ -63,7 +63,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Wanted> whole_rows() {
+std::vector<CaseSpec> whole_rows() {
   return {
       {.name = "one-row", .shapes = {2, 4, 64, 64}, .lengths = {130}},
       {.name = "one-chunk", .shapes = {1, 2, 128, 64}, .lengths = {64}},
@@ -75,12 +75,12 @@ std::vector<Wanted> whole_rows() {
 
 /// Cases of every layout of the state, with row lengths around a chunk, padding rows and fresh
 /// rows.
-std::vector<Wanted> every_layout() {
-  std::vector<Wanted> all;
+std::vector<CaseSpec> every_layout() {
+  std::vector<CaseSpec> all;
   for (const auto& [suffix, layout] : std::vector<std::pair<std::string, Layout>>{
            {"", Layout::v_major}, {"-k-major", Layout::k_major}, {"-strided", Layout::strided}}) {
-    const Wanted plain{.shapes = {2, 4, 64, 64}, .layout = layout};
-    Wanted ragged = plain, fresh = plain, raw = plain, boundaries = plain;
+    const CaseSpec plain{.shapes = {2, 4, 64, 64}, .layout = layout};
+    CaseSpec ragged = plain, fresh = plain, raw = plain, boundaries = plain;
     ragged.name = "ragged-rows" + suffix;
     ragged.lengths = {65, 0, 1, 63, 1, 129, 1};
     ragged.padding_rows = {3, 6};
@@ -94,12 +94,12 @@ std::vector<Wanted> every_layout() {
     boundaries.name = "boundaries" + suffix;
     boundaries.lengths = {130, 63, 64, 1};
     boundaries.boundary_every = 64;
-    for (const Wanted& one : {ragged, fresh, raw, boundaries}) all.push_back(one);
+    for (const CaseSpec& one : {ragged, fresh, raw, boundaries}) all.push_back(one);
   }
   return all;
 }
 
-std::vector<Wanted> wide_rows() {
+std::vector<CaseSpec> wide_rows() {
   return {{.name = "rows-65537",
            .shapes = {1, 1, 16, 8},
            .lengths = std::vector<std::int64_t>(kWideRows, 1)}};
@@ -294,8 +294,8 @@ const JudgedKernel kOperation{
     .summary = "prefill of the gated delta rule, with the stages of its chunk form: 17 cases",
     .positional = {"q", "k", "v", "g", "beta", "state"},
     .default_types = "bfloat16/float32",
-    .plans = with_wide(planned<Wanted>({whole_rows(), every_layout()}, make),
-                       planned<Wanted>({wide_rows()}, make)),
+    .plans = with_wide(planned<CaseSpec>({whole_rows(), every_layout()}, make),
+                       planned<CaseSpec>({wide_rows()}, make)),
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes,

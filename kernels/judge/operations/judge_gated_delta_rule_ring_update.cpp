@@ -17,7 +17,7 @@ constexpr std::string_view kName = "gated_delta_rule_ring_update";
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-struct Wanted {
+struct CaseSpec {
   std::string name;
   Shapes shapes;
   Batch batch{};
@@ -32,7 +32,7 @@ struct Wanted {
 
 /// ring_k, ring_k_scale, ring_u and ring_g behind the state, with gates that leave something of the
 /// oldest entry.
-void add_rings(Case& c, Draw& draw, const Wanted& w, std::int64_t slots,
+void add_rings(Case& c, Draw& draw, const CaseSpec& w, std::int64_t slots,
                const CaseOptions& options) {
   const auto [H, HV, K, V] = w.shapes;
   std::vector<Tensor> ring;
@@ -59,7 +59,7 @@ void add_rings(Case& c, Draw& draw, const Wanted& w, std::int64_t slots,
   c.tensors.insert(c.tensors.begin() + 6, ring.begin(), ring.end());
 }
 
-Case make(const Wanted& w, const CaseOptions& options) {
+Case make(const CaseSpec& w, const CaseOptions& options) {
   const auto [H, HV, K, V] = w.shapes;
   const Batch batch = rows_of(w, options);
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
@@ -85,55 +85,51 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Wanted> decodes() {
+std::vector<CaseSpec> decodes() {
   const std::vector<std::int64_t> ten(10, 1), four(4, 1);
-  const Wanted usual{.name = "", .shapes = {2, 4, 128, 64}, .batch = {.lengths = ten}};
+  const CaseSpec usual{.name = "", .shapes = {2, 4, 128, 64}, .batch = {.lengths = ten}};
   const auto with = [&](const std::string& name, auto change) {
-    Wanted one = usual;
+    CaseSpec one = usual;
     one.name = name;
     change(one);
     return one;
   };
   return {
       with("decode",
-           [](Wanted& w) {
+           [](CaseSpec& w) {
              w.batch.padding_rows = {3, 6};
            }),
       with("decode-square",
-           [](Wanted& w) {
+           [](CaseSpec& w) {
              w.shapes = {2, 4, 128, 128};
            }),
-      with("decode-strided", [](Wanted& w) { w.layout = Layout::strided; }),
-      with("decode-k-major", [](Wanted& w) { w.layout = Layout::k_major; }),
+      with("decode-strided", [](CaseSpec& w) { w.layout = Layout::strided; }),
+      with("decode-k-major", [](CaseSpec& w) { w.layout = Layout::k_major; }),
       with("decode-ready-gates",
-           [](Wanted& w) { w.raw_gates = false, w.l2norm = false, w.scale = 0.25; }),
-      with("one-row", [](Wanted& w) { w.batch.lengths = {1}; }),
-      with("ring-of-1", [&](Wanted& w) { w.batch.lengths = four, w.L = 1; }),
-      with("ring-of-2", [](Wanted& w) { w.L = 2; }),
-      with("ring-of-5", [](Wanted& w) { w.L = 5; }),
+           [](CaseSpec& w) { w.raw_gates = false, w.l2norm = false, w.scale = 0.25; }),
+      with("one-row", [](CaseSpec& w) { w.batch.lengths = {1}; }),
+      with("ring-of-1", [&](CaseSpec& w) { w.batch.lengths = four, w.L = 1; }),
+      with("ring-of-2", [](CaseSpec& w) { w.L = 2; }),
+      with("ring-of-5", [](CaseSpec& w) { w.L = 5; }),
       {.name = "decode-odd-sizes", .shapes = {1, 3, 63, 65}, .batch = {.lengths = ten}},
-      {.name = "decode-many-rows",
-       .shapes = {1, 2, 16, 8},
-       .batch = {.lengths = std::vector<std::int64_t>(130, 1), .padding_rows = {64}}},
+      {.name = "decode-many-rows", .shapes = {1, 2, 16, 8}, .batch = one_token_rows(130)},
       {.name = "decode-high-slots",
        .shapes = {1, 1, 4, 4},
        .batch = {.lengths = four, .padding_rows = {1}, .first_slot = 33000},
        .L = 4},
       with("decode-pad-slot-0",
-           [](Wanted& w) {
+           [](CaseSpec& w) {
              w.batch.padding_rows = {1, 8}, w.batch.pad_slot_id = 0;
            }),
   };
 }
 
-std::vector<Wanted> wide_rows() {
-  return {{.name = "rows-65537",
-           .shapes = {1, 1, 16, 8},
-           .batch = {.lengths = std::vector<std::int64_t>(kWideRows, 1), .padding_rows = {64}},
-           .L = 2}};
+std::vector<CaseSpec> wide_rows() {
+  return {
+      {.name = "rows-65537", .shapes = {1, 1, 16, 8}, .batch = one_token_rows(kWideRows), .L = 2}};
 }
 
-const Wanted kServed{
+const CaseSpec kServed{
     .name = "serving", .shapes = {16, 32, 128, 128}, .raw_gates = false, .timed = true};
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
@@ -268,8 +264,8 @@ const JudgedKernel kOperation{
     .positional = {"q", "k", "v", "g", "beta", "state", "ring_k", "ring_k_scale", "ring_u",
                    "ring_g", "cursors", "positions"},
     .default_types = "bfloat16/float32",
-    .plans = with_wide(planned<Wanted>({decodes(), listed_and_in_order(kServed)}, make),
-                       planned<Wanted>({wide_rows()}, make)),
+    .plans = with_wide(planned<CaseSpec>({decodes(), listed_and_in_order(kServed)}, make),
+                       planned<CaseSpec>({wide_rows()}, make)),
     .row_elements = kServed.shapes.HV * kServed.shapes.V * kServed.shapes.K,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

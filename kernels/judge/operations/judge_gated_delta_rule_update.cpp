@@ -14,7 +14,7 @@ constexpr std::string_view kName = "gated_delta_rule_update";
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-struct Wanted {
+struct CaseSpec {
   std::string name;
   Shapes shapes;
   Batch batch{};
@@ -27,22 +27,22 @@ struct Wanted {
   bool timed = false;
 };
 
-Case make(const Wanted& wanted, const CaseOptions& options) {
-  const auto [H, HV, K, V] = wanted.shapes;
-  const Batch batch = rows_of(wanted, options);
+Case make(const CaseSpec& spec, const CaseOptions& options) {
+  const auto [H, HV, K, V] = spec.shapes;
+  const Batch batch = rows_of(spec, options);
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
   const std::uint64_t seed =
-      mix64(options.seed ^ static_cast<std::uint64_t>(wanted.name.size() * 131 + T * 7 + K));
+      mix64(options.seed ^ static_cast<std::uint64_t>(spec.name.size() * 131 + T * 7 + K));
   Draw draw(seed);
-  Case c{.name = wanted.name, .heads_per_group = HV / H, .timed = wanted.timed};
-  add_inputs(c, draw, wanted, T, slots, options);
-  if (wanted.steep)
+  Case c{.name = spec.name, .heads_per_group = HV / H, .timed = spec.timed};
+  add_inputs(c, draw, spec, T, slots, options);
+  if (spec.steep)
     for (const std::size_t i : {3, 4})
       for (double& x : c.tensors[i].values) x *= 128;
-  if (wanted.scale) c.scalars.push_back({"scale", *wanted.scale});
+  if (spec.scale) c.scalars.push_back({"scale", *spec.scale});
   batch.describe(c);
-  if (wanted.l2norm) c.scalars.push_back({"use_qk_l2norm", true});
-  if (wanted.snapshots)
+  if (spec.l2norm) c.scalars.push_back({"use_qk_l2norm", true});
+  if (spec.snapshots)
     c.tensors.push_back(Draw::states("snapshots", options.states, {T, HV, V, K},
                                      {"token", "value head", "value column", "key column"}));
   c.tensors.push_back(Draw::output("out", options.activations, {T, HV, V},
@@ -59,10 +59,10 @@ Case make(const Wanted& wanted, const CaseOptions& options) {
 }
 
 /// Cases of every kind of row in every layout of the state.
-std::vector<Wanted> every_layout() {
+std::vector<CaseSpec> every_layout() {
   const std::vector<std::pair<std::string, Layout>> layouts{
       {"", Layout::v_major}, {"-k-major", Layout::k_major}, {"-strided", Layout::strided}};
-  std::vector<Wanted> all;
+  std::vector<CaseSpec> all;
   for (const auto& [suffix, layout] : layouts)
     for (const RowKind& kind : recurrence_row_kinds())
       all.push_back({.name = kind.name + suffix,
@@ -73,7 +73,7 @@ std::vector<Wanted> every_layout() {
   return all;
 }
 
-std::vector<Wanted> other_decodes() {
+std::vector<CaseSpec> other_decodes() {
   const std::vector<std::int64_t> nine(9, 1);
   return {
       {.name = "decode-no-padding", .shapes = {2, 4, 128, 128}, .batch = {.lengths = {1, 1, 1}}},
@@ -89,9 +89,7 @@ std::vector<Wanted> other_decodes() {
        .shapes = {2, 4, 128, 64},
        .batch = {.lengths = nine},
        .steep = true},
-      {.name = "decode-many-rows",
-       .shapes = {1, 2, 16, 8},
-       .batch = {.lengths = std::vector<std::int64_t>(130, 1), .padding_rows = {64}}},
+      {.name = "decode-many-rows", .shapes = {1, 2, 16, 8}, .batch = one_token_rows(130)},
       {.name = "decode-high-slots",
        .shapes = {1, 1, 4, 4},
        .batch = {.lengths = {1, 1, 1}, .padding_rows = {1}, .first_slot = 33000}},
@@ -101,13 +99,11 @@ std::vector<Wanted> other_decodes() {
   };
 }
 
-std::vector<Wanted> wide_rows() {
-  return {{.name = "rows-65537",
-           .shapes = {1, 1, 16, 8},
-           .batch = {.lengths = std::vector<std::int64_t>(kWideRows, 1), .padding_rows = {64}}}};
+std::vector<CaseSpec> wide_rows() {
+  return {{.name = "rows-65537", .shapes = {1, 1, 16, 8}, .batch = one_token_rows(kWideRows)}};
 }
 
-const Wanted kServed{
+const CaseSpec kServed{
     .name = "serving", .shapes = {16, 32, 128, 128}, .raw_gates = false, .timed = true};
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
@@ -312,8 +308,8 @@ const JudgedKernel kOperation{
     .positional = {"q", "k", "v", "g", "beta", "state"},
     .default_types = "bfloat16/float32",
     .plans = with_wide(
-        planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
-        planned<Wanted>({wide_rows()}, make)),
+        planned<CaseSpec>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
+        planned<CaseSpec>({wide_rows()}, make)),
     .row_elements = kServed.shapes.HV * kServed.shapes.V * kServed.shapes.K,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

@@ -19,7 +19,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// a token or the tokens of a head far apart, lse with tokens first.
 enum class Layout : std::uint8_t { plain, wide_rows, heads_first, lse_by_token };
 
-struct Wanted {
+struct CaseSpec {
   std::string name;
   std::int64_t T, heads = 4, columns = 128;
   double lse = 1;      ///< its size
@@ -48,7 +48,7 @@ void lay_out(Layout layout, Tensor& out, Tensor& lse) {
   if (layout == Layout::lse_by_token) lse.strides = {1, heads};
 }
 
-Case make(const Wanted& w, const CaseOptions& options) {
+Case make(const CaseSpec& w, const CaseOptions& options) {
   constexpr std::int64_t kServedTokens = 16;
   const std::int64_t T = w.timed ? options.batch * kServedTokens : w.T;
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 71 + T + w.heads)));
@@ -72,7 +72,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Wanted> parts() {
+std::vector<CaseSpec> parts() {
   return {
       {.name = "some-tokens", .T = 37},
       {.name = "one-token", .T = 1},
@@ -91,11 +91,11 @@ std::vector<Wanted> parts() {
   };
 }
 
-std::vector<Wanted> wide_rows() {
+std::vector<CaseSpec> wide_rows() {
   return {{.name = "rows-65537", .T = kWideRows, .heads = 1, .columns = 8}};
 }
 
-const Wanted kServed{.name = "serving", .T = 0, .heads = 128, .columns = 512, .timed = true};
+const CaseSpec kServed{.name = "serving", .T = 0, .heads = 128, .columns = 512, .timed = true};
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
 
@@ -192,8 +192,8 @@ const JudgedKernel kOperation{
         "mistakes",
     .positional = {"out_a", "lse_a", "out_b", "lse_b"},
     .default_types = "bfloat16/float32",
-    .plans = with_wide(planned<Wanted>({parts(), {kServed}}, make),
-                       planned<Wanted>({wide_rows()}, make)),
+    .plans = with_wide(planned<CaseSpec>({parts(), {kServed}}, make),
+                       planned<CaseSpec>({wide_rows()}, make)),
     .row_elements = std::int64_t{3} * 16 * 128 * 512,
     .truth = [](const Case& c,
                 std::string_view m) { return Definition<double>(c, m, false).answer(); },

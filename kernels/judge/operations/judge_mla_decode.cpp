@@ -26,7 +26,7 @@ constexpr double kKvScale = 0.375;               // kv_scale of a cache in e4m3
 /// bytes, whose groups of 128 numbers have scales that are powers of two.
 enum class Stored : std::uint8_t { as_queries, numbers, tokens };
 
-struct Wanted {
+struct CaseSpec {
   std::string name;
   std::vector<std::int64_t> lengths;  ///< tokens of each request, with those of its queries
   std::int64_t H = 16;
@@ -70,7 +70,7 @@ Tensor stored_as(Stored stored, Tensor cache) {
   return cache;
 }
 
-Case make(const Wanted& w, const CaseOptions& options) {
+Case make(const CaseSpec& w, const CaseOptions& options) {
   const auto B = static_cast<std::int64_t>(w.lengths.size());
   const auto pages_of = [&](std::int64_t length) { return (length + w.page - 1) / w.page; };
   std::int64_t used = 0, widest = 0;
@@ -125,7 +125,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Wanted> batches() {
+std::vector<CaseSpec> batches() {
   return {
       {.name = "one-request", .lengths = {100}},
       {.name = "one-token", .lengths = {1}},
@@ -141,8 +141,8 @@ std::vector<Wanted> batches() {
   };
 }
 
-std::vector<Wanted> pages() {
-  std::vector<Wanted> all;
+std::vector<CaseSpec> pages() {
+  std::vector<CaseSpec> all;
   for (const std::int64_t page : {1, 16, 32, 128})
     all.push_back({.name = fmt::format("pages-of-{}", page),
                    .lengths = {130, 15, 64},
@@ -153,8 +153,8 @@ std::vector<Wanted> pages() {
   return all;
 }
 
-std::vector<Wanted> narrow_caches() {
-  std::vector<Wanted> all;
+std::vector<CaseSpec> narrow_caches() {
+  std::vector<CaseSpec> all;
   for (const auto& [name, stored] :
        {std::pair("e4m3", Stored::numbers), std::pair("tokens-of-656-bytes", Stored::tokens)})
     for (const std::int64_t page : {64, 1, 16})
@@ -292,7 +292,7 @@ const JudgedKernel kOperation{
     .summary = "decode of multi-head latent attention: 22 cases, 17 known mistakes",
     .positional = {"q", "kv_cache", "block_table", "seq_lens", "softmax_scale"},
     .default_types = "bfloat16/float32",
-    .plans = planned<Wanted>({batches(), pages(), narrow_caches()}, make),
+    .plans = planned<CaseSpec>({batches(), pages(), narrow_caches()}, make),
     .truth = [](const Case& c,
                 std::string_view m) { return Definition<double>(c, m, false).answer(); },
     .yardstick = [](const Case& c,

@@ -19,7 +19,7 @@ constexpr double kScale = 0.135;  // DeepSeek-V3's (128 + 64)^-0.5 1.874
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-struct Wanted {
+struct CaseSpec {
   std::string name;
   std::vector<std::int64_t> queries, keys;  ///< counts by row
   std::int64_t H = 2;
@@ -35,7 +35,7 @@ std::vector<std::int32_t> starts_of(const std::vector<std::int64_t>& sizes) {
   return starts;
 }
 
-Case make(const Wanted& w, const CaseOptions& options) {
+Case make(const CaseSpec& w, const CaseOptions& options) {
   const auto rows = static_cast<std::int64_t>(w.queries.size());
   const std::vector<std::int32_t> queries = starts_of(w.queries), keys = starts_of(w.keys);
   const std::int64_t T = queries.back(), L = keys.back() + 3;
@@ -62,7 +62,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Wanted> prompts() {
+std::vector<CaseSpec> prompts() {
   return {
       {.name = "one-row", .queries = {100}, .keys = {100}},
       {.name = "one-token", .queries = {1}, .keys = {1}},
@@ -75,7 +75,7 @@ std::vector<Wanted> prompts() {
   };
 }
 
-std::vector<Wanted> prefixes() {
+std::vector<CaseSpec> prefixes() {
   return {
       {.name = "behind-a-prefix", .queries = {30, 5}, .keys = {150, 133}},
       {.name = "last-token", .queries = {1, 1}, .keys = {200, 64}},
@@ -184,7 +184,7 @@ const JudgedKernel kOperation{
     .summary = "prompts of multi-head latent attention: 13 cases, 15 known mistakes",
     .positional = {"q", "k", "v", "query_start_loc", "key_start_loc", "softmax_scale"},
     .default_types = "bfloat16/float32",
-    .plans = planned<Wanted>({prompts(), prefixes()}, make),
+    .plans = planned<CaseSpec>({prompts(), prefixes()}, make),
     .truth = [](const Case& c,
                 std::string_view m) { return Definition<double>(c, m, false).answer(); },
     .yardstick = [](const Case& c,

@@ -17,7 +17,7 @@ constexpr std::string_view kName = "selective_state_ring_update";
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-struct Wanted {
+struct CaseSpec {
   std::string name;
   std::int64_t H, G, P, N;
   Batch batch{};
@@ -30,7 +30,7 @@ struct Wanted {
 };
 
 /// ring_x, ring_B and ring_dt, with steps that leave something of the oldest entry.
-void add_rings(Case& c, Draw& draw, const Wanted& w, std::int64_t slots, ElementType type) {
+void add_rings(Case& c, Draw& draw, const CaseSpec& w, std::int64_t slots, ElementType type) {
   c.tensors.push_back(
       draw("ring_x", type, {slots, w.H, w.L, w.P}, {"slot", "head", "entry", "channel"}));
   c.tensors.push_back(
@@ -42,7 +42,7 @@ void add_rings(Case& c, Draw& draw, const Wanted& w, std::int64_t slots, Element
     for (std::size_t i = 1; i < 4; ++i) spread(c.tensors[i], 0, 64);
 }
 
-Case make(const Wanted& w, const CaseOptions& options) {
+Case make(const CaseSpec& w, const CaseOptions& options) {
   const Batch batch = rows_of(w, options);
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
   const std::vector<Stand> stands = rings::stands(batch.rows(), w.L);
@@ -68,37 +68,32 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Wanted> decodes() {
+std::vector<CaseSpec> decodes() {
   const std::vector<std::int64_t> ten(10, 1), four(4, 1);
-  const Wanted usual{.name = "", .H = 4, .G = 2, .P = 64, .N = 128, .batch = {.lengths = ten}};
+  const CaseSpec usual{.name = "", .H = 4, .G = 2, .P = 64, .N = 128, .batch = {.lengths = ten}};
   const auto with = [&](const std::string& name, auto change) {
-    Wanted one = usual;
+    CaseSpec one = usual;
     one.name = name;
     change(one);
     return one;
   };
   return {
       with("decode",
-           [](Wanted& w) {
+           [](CaseSpec& w) {
              w.batch.padding_rows = {3, 6};
            }),
-      with("decode-gated", [](Wanted& w) { w.z = true; }),
-      with("decode-strided", [](Wanted& w) { w.layout = Layout::strided; }),
-      with("decode-n-first", [](Wanted& w) { w.layout = Layout::n_first; }),
-      with("one-row", [&](Wanted& w) { w.batch.lengths = {1}; }),
-      with("ring-of-1", [&](Wanted& w) { w.batch.lengths = four, w.L = 1; }),
-      with("ring-of-2", [&](Wanted& w) { w.L = 2; }),
-      with("ring-of-5", [&](Wanted& w) { w.L = 5; }),
+      with("decode-gated", [](CaseSpec& w) { w.z = true; }),
+      with("decode-strided", [](CaseSpec& w) { w.layout = Layout::strided; }),
+      with("decode-n-first", [](CaseSpec& w) { w.layout = Layout::n_first; }),
+      with("one-row", [&](CaseSpec& w) { w.batch.lengths = {1}; }),
+      with("ring-of-1", [&](CaseSpec& w) { w.batch.lengths = four, w.L = 1; }),
+      with("ring-of-2", [&](CaseSpec& w) { w.L = 2; }),
+      with("ring-of-5", [&](CaseSpec& w) { w.L = 5; }),
       with("decode-bare",
-           [](Wanted& w) { w.G = 4, w.D = false, w.dt_bias = false, w.softplus = false; }),
-      with("decode-limits", [](Wanted& w) { w.z = true, w.limits = true; }),
+           [](CaseSpec& w) { w.G = 4, w.D = false, w.dt_bias = false, w.softplus = false; }),
+      with("decode-limits", [](CaseSpec& w) { w.z = true, w.limits = true; }),
       {.name = "decode-odd-sizes", .H = 6, .G = 3, .P = 63, .N = 17, .batch = {.lengths = ten}},
-      {.name = "decode-many-rows",
-       .H = 2,
-       .G = 1,
-       .P = 8,
-       .N = 16,
-       .batch = {.lengths = std::vector<std::int64_t>(130, 1), .padding_rows = {64}}},
+      {.name = "decode-many-rows", .H = 2, .G = 1, .P = 8, .N = 16, .batch = one_token_rows(130)},
       {.name = "decode-high-slots",
        .H = 1,
        .G = 1,
@@ -107,23 +102,23 @@ std::vector<Wanted> decodes() {
        .batch = {.lengths = four, .padding_rows = {1}, .first_slot = 33000},
        .L = 4},
       with("decode-pad-slot-0",
-           [](Wanted& w) {
+           [](CaseSpec& w) {
              w.batch.padding_rows = {1, 8}, w.batch.pad_slot_id = 0;
            }),
   };
 }
 
-std::vector<Wanted> wide_rows() {
+std::vector<CaseSpec> wide_rows() {
   return {{.name = "rows-65537",
            .H = 1,
            .G = 1,
            .P = 8,
            .N = 16,
-           .batch = {.lengths = std::vector<std::int64_t>(kWideRows, 1), .padding_rows = {64}},
+           .batch = one_token_rows(kWideRows),
            .L = 2}};
 }
 
-const Wanted kServed{.name = "serving", .H = 128, .G = 8, .P = 64, .N = 128, .timed = true};
+const CaseSpec kServed{.name = "serving", .H = 128, .G = 8, .P = 64, .N = 128, .timed = true};
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
 
@@ -219,8 +214,8 @@ const JudgedKernel kOperation{
     .positional = {"state", "ring_x", "ring_B", "ring_dt", "x", "dt", "A", "B", "C", "cursors",
                    "positions"},
     .default_types = "bfloat16/float32",
-    .plans = with_wide(planned<Wanted>({decodes(), listed_and_in_order(kServed)}, make),
-                       planned<Wanted>({wide_rows()}, make)),
+    .plans = with_wide(planned<CaseSpec>({decodes(), listed_and_in_order(kServed)}, make),
+                       planned<CaseSpec>({wide_rows()}, make)),
     .row_elements = kServed.H * kServed.P * kServed.N,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

@@ -14,7 +14,7 @@ constexpr std::string_view kName = "selective_state_update";
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-struct Wanted {
+struct CaseSpec {
   std::string name;
   std::int64_t H, G, P, N;
   Batch batch{};
@@ -27,7 +27,7 @@ struct Wanted {
   bool timed = false;
 };
 
-Case make(const Wanted& w, const CaseOptions& options) {
+Case make(const CaseSpec& w, const CaseOptions& options) {
   const Batch batch = rows_of(w, options);
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 173 + T * 5 + w.N)));
@@ -54,10 +54,10 @@ Case make(const Wanted& w, const CaseOptions& options) {
 }
 
 /// Cases of every kind of row in every layout of the state.
-std::vector<Wanted> every_layout() {
+std::vector<CaseSpec> every_layout() {
   const std::vector<std::pair<std::string, Layout>> layouts{
       {"", Layout::plain}, {"-n-first", Layout::n_first}, {"-strided", Layout::strided}};
-  std::vector<Wanted> all;
+  std::vector<CaseSpec> all;
   for (const auto& [suffix, layout] : layouts)
     for (const RowKind& kind : recurrence_row_kinds())
       all.push_back({.name = kind.name + suffix,
@@ -72,7 +72,7 @@ std::vector<Wanted> every_layout() {
   return all;
 }
 
-std::vector<Wanted> other_decodes() {
+std::vector<CaseSpec> other_decodes() {
   const std::vector<std::int64_t> nine(9, 1), four(4, 1);
   return {
       {.name = "decode-no-padding",
@@ -114,12 +114,7 @@ std::vector<Wanted> other_decodes() {
        .N = 128,
        .batch = {.lengths = nine},
        .steep = true},
-      {.name = "decode-many-rows",
-       .H = 2,
-       .G = 1,
-       .P = 8,
-       .N = 16,
-       .batch = {.lengths = std::vector<std::int64_t>(130, 1), .padding_rows = {64}}},
+      {.name = "decode-many-rows", .H = 2, .G = 1, .P = 8, .N = 16, .batch = one_token_rows(130)},
       {.name = "decode-high-slots",
        .H = 1,
        .G = 1,
@@ -135,16 +130,12 @@ std::vector<Wanted> other_decodes() {
   };
 }
 
-std::vector<Wanted> wide_rows() {
-  return {{.name = "rows-65537",
-           .H = 1,
-           .G = 1,
-           .P = 8,
-           .N = 16,
-           .batch = {.lengths = std::vector<std::int64_t>(kWideRows, 1), .padding_rows = {64}}}};
+std::vector<CaseSpec> wide_rows() {
+  return {
+      {.name = "rows-65537", .H = 1, .G = 1, .P = 8, .N = 16, .batch = one_token_rows(kWideRows)}};
 }
 
-const Wanted kServed{.name = "serving", .H = 128, .G = 8, .P = 64, .N = 128, .timed = true};
+const CaseSpec kServed{.name = "serving", .H = 128, .G = 8, .P = 64, .N = 128, .timed = true};
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
 
@@ -194,8 +185,8 @@ const JudgedKernel kOperation{
     .positional = {"state", "x", "dt", "A", "B", "C"},
     .default_types = "bfloat16/float32",
     .plans = with_wide(
-        planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
-        planned<Wanted>({wide_rows()}, make)),
+        planned<CaseSpec>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
+        planned<CaseSpec>({wide_rows()}, make)),
     .row_elements = kServed.H * kServed.P * kServed.N,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

@@ -15,7 +15,7 @@ constexpr std::string_view kName = "ssd_prefill";
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-struct Wanted {
+struct CaseSpec {
   std::string name{};
   std::int64_t H, G, P, N;
   std::vector<std::int64_t> lengths{};
@@ -31,7 +31,7 @@ struct Wanted {
   static constexpr bool dt_per_channel = false;
 };
 
-void add_boundaries(Case& c, const Wanted& w, ElementType type) {
+void add_boundaries(Case& c, const CaseSpec& w, ElementType type) {
   std::int64_t count = 0;
   for (const std::int64_t length : w.lengths) count += length / w.boundary_every;
   c.tensors.push_back(Draw::states("boundary_states", type, {count, w.H, w.P, w.N},
@@ -39,7 +39,7 @@ void add_boundaries(Case& c, const Wanted& w, ElementType type) {
   c.scalars.push_back({"boundary_every", w.boundary_every});
 }
 
-Case make(const Wanted& w, const CaseOptions& options) {
+Case make(const CaseSpec& w, const CaseOptions& options) {
   const Batch batch{.lengths = w.lengths,
                     .behind = w.behind,
                     .padding_rows = w.padding_rows,
@@ -66,7 +66,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Wanted> whole_rows() {
+std::vector<CaseSpec> whole_rows() {
   return {
       {.name = "one-row", .H = 4, .G = 2, .P = 64, .N = 128, .lengths = {130}},
       {.name = "one-chunk", .H = 2, .G = 1, .P = 64, .N = 128, .lengths = {64}, .z = true},
@@ -89,12 +89,12 @@ std::vector<Wanted> whole_rows() {
 
 /// Cases of every layout of the state, with row lengths around a chunk, padding rows and fresh
 /// rows.
-std::vector<Wanted> every_layout() {
-  std::vector<Wanted> all;
+std::vector<CaseSpec> every_layout() {
+  std::vector<CaseSpec> all;
   for (const auto& [suffix, layout] : std::vector<std::pair<std::string, Layout>>{
            {"", Layout::plain}, {"-n-first", Layout::n_first}, {"-strided", Layout::strided}}) {
-    const Wanted plain{.H = 4, .G = 2, .P = 64, .N = 128, .layout = layout};
-    Wanted ragged = plain, fresh = plain, boundaries = plain;
+    const CaseSpec plain{.H = 4, .G = 2, .P = 64, .N = 128, .layout = layout};
+    CaseSpec ragged = plain, fresh = plain, boundaries = plain;
     ragged.name = "ragged-rows" + suffix;
     ragged.lengths = {65, 0, 1, 63, 1, 129, 1};
     ragged.padding_rows = {3, 6};
@@ -106,12 +106,12 @@ std::vector<Wanted> every_layout() {
     boundaries.name = "boundaries" + suffix;
     boundaries.lengths = {130, 63, 64, 1};
     boundaries.boundary_every = 64;
-    for (const Wanted& one : {ragged, fresh, boundaries}) all.push_back(one);
+    for (const CaseSpec& one : {ragged, fresh, boundaries}) all.push_back(one);
   }
   return all;
 }
 
-std::vector<Wanted> wide_rows() {
+std::vector<CaseSpec> wide_rows() {
   return {{.name = "rows-65537",
            .H = 1,
            .G = 1,
@@ -250,8 +250,8 @@ const JudgedKernel kOperation{
     .summary = "prefill of Mamba2: 17 cases, 30 known mistakes",
     .positional = {"x", "dt", "A", "B", "C", "state"},
     .default_types = "bfloat16/float32",
-    .plans = with_wide(planned<Wanted>({whole_rows(), every_layout()}, make),
-                       planned<Wanted>({wide_rows()}, make)),
+    .plans = with_wide(planned<CaseSpec>({whole_rows(), every_layout()}, make),
+                       planned<CaseSpec>({wide_rows()}, make)),
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes};

@@ -28,8 +28,8 @@ struct Moves {
   bool timed = false;
 };
 
-Case make_copy(const Moves& wanted, const CaseOptions& options) {
-  Moves moves = wanted;
+Case make_copy(const Moves& spec, const CaseOptions& options) {
+  Moves moves = spec;
   if (moves.timed) {  // moves the first half of the slots to the second half
     moves.pool[1] = 2 * options.batch;
     moves.source.resize(static_cast<std::size_t>(options.batch));
@@ -150,9 +150,9 @@ struct Commits {
   bool timed = false;
 };
 
-Case make_scatter(const Commits& wanted, const CaseOptions& options) {
-  Commits commits = wanted;
-  for (std::int64_t row = 0; wanted.timed && row < options.batch; ++row) {
+Case make_scatter(const Commits& spec, const CaseOptions& options) {
+  Commits commits = spec;
+  for (std::int64_t row = 0; spec.timed && row < options.batch; ++row) {
     commits.slots.push_back(static_cast<std::int32_t>(options.batch - row));
     commits.accepted.push_back(static_cast<std::int32_t>(1 + row % 4));
   }

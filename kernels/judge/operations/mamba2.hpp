@@ -9,8 +9,8 @@ namespace lockstep::judging::mamba2 {
 
 enum class Layout { plain, n_first, strided };
 
-template <class Wanted>
-void add_state(Case& c, Draw& draw, const Wanted& w, std::int64_t slots, ElementType type) {
+template <class CaseSpec>
+void add_state(Case& c, Draw& draw, const CaseSpec& w, std::int64_t slots, ElementType type) {
   Tensor state = draw("state", type, {slots, w.H, w.P, w.N}, {"slot", "head", "channel", "column"});
   state.role = Role::state;
   if (w.layout == Layout::n_first) swap_last_two(state);
@@ -19,8 +19,8 @@ void add_state(Case& c, Draw& draw, const Wanted& w, std::int64_t slots, Element
 }
 
 /// Adds x, dt, A, B and C to a case.
-template <class Wanted>
-void add_inputs(Case& c, Draw& draw, const Wanted& w, std::int64_t T, ElementType type) {
+template <class CaseSpec>
+void add_inputs(Case& c, Draw& draw, const CaseSpec& w, std::int64_t T, ElementType type) {
   const Extents tokens = w.dt_per_channel ? Extents{T, w.H, w.P} : Extents{T, w.H};
   const Extents decay = w.dt_per_channel ? Extents{w.H, w.P, w.N} : Extents{w.H};
   c.tensors.push_back(draw("x", type, {T, w.H, w.P}, {"token", "head", "channel"}));
@@ -38,8 +38,8 @@ void add_inputs(Case& c, Draw& draw, const Wanted& w, std::int64_t T, ElementTyp
 }
 
 /// Adds D, z, dt_bias and the options of dt; called after the batch is described.
-template <class Wanted>
-void add_options(Case& c, Draw& draw, const Wanted& w, std::int64_t T, ElementType type) {
+template <class CaseSpec>
+void add_options(Case& c, Draw& draw, const CaseSpec& w, std::int64_t T, ElementType type) {
   const Extents heads = w.dt_per_channel ? Extents{w.H, w.P} : Extents{w.H};
   if (w.D) c.tensors.push_back(draw("D", ElementType::float32, heads));
   if (w.z) {
