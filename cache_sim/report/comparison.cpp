@@ -195,9 +195,9 @@ std::string choice_sentence(const Comparison& comparison, std::int64_t capacity)
   if (next == rows.size())
     return fmt::format("{} all {}policies reuse as much: {} of the input tokens.", with,
                        is_hybrid(*rows[0]) ? "hybrid " : "", best);
-  return fmt::format("{} {} reuse{} most{}: {} of the input tokens; then {} with {}.", with,
+  return fmt::format("{} {} reuse{} the most{}: {} of the input tokens; then {} with {}.", with,
                      fmt::join(first, " and "), next == 1 ? "s" : "",
-                     is_hybrid(*rows[0]) ? " of the hybrid policies" : "", best, rows[next]->policy,
+                     is_hybrid(*rows[0]) ? " among hybrid policies" : "", best, rows[next]->policy,
                      percent_text(hit_ratio(*rows[next])));
 }
 
@@ -410,10 +410,10 @@ std::string curve_style(std::size_t number) {
 View keys_view(const std::vector<Curve>& curves) {
   View keys = list_view();
   for (std::size_t i = 0; i < curves.size(); ++i) {
-    Svg svg(18, 10, "");
-    svg.line({0, 5}, {18, 5}, curve_style(i));
+    Svg svg(42, 10, "");
+    svg.line({0, 5}, {42, 5}, curve_style(i));  // as long as two strokes of the longest dashes
     if (!curves[i].infinite())
-      svg.rect({6, 2, 6, 6}, curve_style(i) + " point", i % 2 == 0 ? 3 : 0);
+      svg.rect({18, 2, 6, 6}, curve_style(i) + " point", i % 2 == 0 ? 3 : 0);
     View key = object_view();
     key.set("number", std::to_string(i));
     key.set("box", svg.markup());

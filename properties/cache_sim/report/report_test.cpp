@@ -1089,11 +1089,12 @@ TEST(Report, eachCapacityHasItsBestPolicy) {
   comparison.policies[4].block = comparison.policies[5].block = 1056;
   const std::vector<std::string> general = conclusions_of(comparison).general;
   EXPECT_EQ(general[0],
-            "With 1 GiB vllm-align and marconi reuse most of the hybrid policies: 20.0 % of the "
+            "With 1 GiB vllm-align and marconi reuse the most among hybrid policies: 20.0 % of the "
             "input tokens; then sglang-no-buffer with 10.0 %.");
-  EXPECT_EQ(general[1],
-            "With 2 GiB sglang-no-buffer reuses most of the hybrid policies: 60.0 % of the input "
-            "tokens; then vllm-align with 50.0 %.");
+  EXPECT_EQ(
+      general[1],
+      "With 2 GiB sglang-no-buffer reuses the most among hybrid policies: 60.0 % of the input "
+      "tokens; then vllm-align with 50.0 %.");
   EXPECT_NE(general.back().find("vllm-align looks prompts up in whole blocks of 1056 tokens"),
             std::string::npos);
   const Json shown = shown_comparison({}, comparison);
