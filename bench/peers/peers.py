@@ -141,6 +141,8 @@ def contestants(case, loaded):
         P = case.sets[0].state.shape[2]
         absent.append({"name": "FlashInfer CUDA", "why": "its checkpointing_ssu does not compile for P = 80" if P == 80
                        else "its checkpointing_ssu is not built for this shape"})
+    if case.kind == "gdn_ring" and not sglang_takes(case):
+        absent.append({"name": "SGLang", "why": "its kernel takes no K of 96"})
     return found, absent
 
 
@@ -291,6 +293,11 @@ def flashinfer_ring(case, loaded):
             contestant("two kernels, 2 stages", 1, 2, 4)]
 
 
+def sglang_takes(case):
+    """Whether SGLang's kernel takes keys of the case's length: it reads whole powers of two."""
+    return case.sets[0].k.shape[-1] in (64, 128)
+
+
 def gdn_ring(case, loaded):
     """The contestants of ssu_ring() for the gated delta rule. SGLang's ring keeps normalised keys
     in the states' type, so its keys are tensors of their own."""
@@ -304,7 +311,7 @@ def gdn_ring(case, loaded):
 
         found += [Contestant(OURS, lambda s: update(s, True), out_view),
                   Contestant(f"{OURS}{LATE}", lambda s: update(s, False), out_view)]
-    if "sglang_ring" in loaded.modules and case.sets[0].k.shape[-1] in (64, 128):  # it takes powers of two
+    if "sglang_ring" in loaded.modules and sglang_takes(case):
         sglang = loaded.modules["sglang_ring"]
         scale = case.sets[0].k.shape[-1] ** -0.5
         normal_keys = {}  # one tensor per layer: sets of a layer share ring_k
@@ -517,6 +524,9 @@ def gdn_replay(case, loaded):
 
         found.append(Contestant(OURS, launch, replay_view))
     for other in gdn_verify(case, loaded):
+        if other.other_work:
+            continue
+
         def view(s, result, rows, view=other.view):
             out, states = view(s, result, rows)
             return out, states[torch.arange(rows, device="cuda"), (s.committed[:rows] - 1).long()]
