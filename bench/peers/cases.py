@@ -129,17 +129,20 @@ def ssu(B, dtype):
 RING = 16  # tokens of a window
 
 
-def whole_rings(B, layers, make, more):
+def whole_rings(B, layers, make, more, worst):
     """A set for each of the 16 steps of a window and each layer: the layer's tensors with the
-    step's cursors, so that over a rotation every row is at every place of its ring once.
-    more(cursors) returns the further arguments that a peer takes."""
+    step's cursors, so that over a rotation every row is at every place of its ring once. With
+    `worst` there is one set per layer, and every row is at the end of its window. more(cursors,
+    slots) returns the further arguments that a peer takes."""
     made = [make() for _ in range(layers)]
     rows = torch.arange(B, device="cuda")
     sets = []
-    for step in range(RING):
-        cursors = ((RING - 1 + 7 * rows + step) % RING).to(torch.int32)
-        told = more(cursors)
-        sets += [SimpleNamespace(**vars(layer), cursors=cursors, positions=cursors, **told) for layer in made]
+    for step in range(1 if worst else RING):
+        places = torch.zeros_like(rows) if worst else 7 * rows + step
+        cursors = ((RING - 1 + places) % RING).to(torch.int32)
+        for layer in made:
+            sets.append(SimpleNamespace(**vars(layer), cursors=cursors, positions=cursors,
+                                        **more(cursors, layer.slots)))
     return sets
 
 
@@ -149,10 +152,24 @@ def ring_layers(traffic):
     return max(2, math.ceil(COLD_BYTES / traffic))
 
 
-def ssu_ring(B, dtype, H=SSU.H, P=SSU.P, N=SSU.N, G=SSU.G):
+def ring_bytes(state_bytes, entry, worst):
+    """Bytes of states and rings that a step reads and writes: the mean over the 16 steps, or those
+    of a step that flushes every row. `entry` has the bytes of one ring entry of all rows."""
+    if worst:
+        return 2 * state_bytes + (RING - 1) * entry
+    return int(state_bytes * (1 + 1 / RING) + entry * ((RING - 1) / 2 + (RING - 1) / RING))
+
+
+def ring_text(worst):
+    """The part of a case's name that tells the ring."""
+    return f", ring of {RING}" + (", every row flushes" if worst else "")
+
+
+def ssu_ring(B, dtype, H=SSU.H, P=SSU.P, N=SSU.N, G=SSU.G, worst=False):
     """selective_state_update with a ring of 16 pending tokens: the state is written once in 16
     tokens. The inputs of ssu(), and ring_x [B + 1, H, 16, P], ring_B [B + 1, G, 16, N] and ring_dt
-    [B + 1, H, 16] float32. Counted bytes are the mean over the 16 steps."""
+    [B + 1, H, 16] float32. Counted bytes are the mean over the 16 steps; with `worst` every row
+    writes its state in every launch."""
     A = -torch.rand(H, device="cuda") * 4 - 0.5
     D, dt_bias = rand(H, dtype=torch.float32), rand(H, dtype=torch.float32, scale=0.5) - 2
 
@@ -184,34 +201,46 @@ def ssu_ring(B, dtype, H=SSU.H, P=SSU.P, N=SSU.N, G=SSU.G):
 
     one = make()
     state_bytes = B * H * P * N * one.state.element_size()
-    entry = B * (H * P * 2 + G * N * 2 + H * 4)
-    traffic = int(state_bytes * (1 + 1 / RING) + entry * ((RING - 1) / 2 + (RING - 1) / RING))
+    traffic = ring_bytes(state_bytes, B * (H * P * 2 + G * N * 2 + H * 4), worst)
     traffic += nbytes(one.x, one.out, one.dt, one.B, one.C, A, D, dt_bias, one.slots)
-    scratch = torch.empty(B, G, RING, device="cuda", dtype=torch.float32)
-    sets = whole_rings(B, ring_layers(traffic), make,
-                       lambda cursors: {"flushes": cursors == RING - 1, "scratch": scratch})
-    name = f"B={B} H={H} P={P} N={N} G={G} state {short(dtype)}, ring of {RING}"
+    del one
+    bc = torch.empty(B, G, RING, device="cuda", dtype=torch.float32)  # vLLM's scratch
+    flashinfer = SimpleNamespace(  # FlashInfer's scratch; its rings may begin anywhere, here at entry 0
+        new=torch.empty(B, H, 32, 8, device="cuda", dtype=torch.bfloat16),
+        decay=torch.empty(B, H, 16, device="cuda", dtype=torch.float32),
+        old=torch.empty(B, H, 32, 8, device="cuda", dtype=torch.bfloat16),
+        begin=torch.zeros(B + 1, device="cuda", dtype=torch.int32))
+
+    def more(cursors, slots):
+        of_slot = torch.zeros(B + 1, device="cuda", dtype=torch.int32)
+        of_slot[slots.long()] = cursors
+        return {"flushes": cursors == RING - 1, "scratch": bc, "flashinfer": flashinfer, "live_of_slot": of_slot}
+
+    sets = whole_rings(B, ring_layers(traffic), make, more, worst)
+    name = f"B={B} H={H} P={P} N={N} G={G} state {short(dtype)}{ring_text(worst)}"
     return Case("selective_state_ring", name, "ssu_ring", B, traffic, sets, reference)
 
 
-def gdn_ring(B, dtype, H=GDN.H, HV=GDN.HV, K=GDN.K, V=GDN.V):
+def gdn_ring(B, dtype, H=GDN.H, HV=GDN.HV, K=GDN.K, V=GDN.V, worst=False):
     """gated_delta_rule_update with a ring of 16 pending tokens: the state is written once in 16
     tokens. ring_k [B + 1, H, 16, K]; ring_k_scale [B + 1, H, 16] float32; ring_u [B + 1, HV, 16, V]
-    in the states' type; ring_g [B + 1, HV, 16] float32. Counted bytes are the mean over the 16
-    steps."""
-    A = torch.rand(HV, device="cuda") * 8 + 0.5
+    in the states' type; ring_g [B + 1, HV, 16] float32. Counted bytes are those of ssu_ring()."""
+    A_log = torch.log(torch.rand(HV, device="cuda") * 8 + 0.5)
     dt_bias = rand(HV, dtype=torch.float32, scale=0.5)
 
     def make():
+        q, k, v = rand(B, H, K), rand(B, H, K), rand(B, HV, V)
         a, b = rand(B, HV) - 2, rand(B, HV)
+        g = -torch.exp(A_log) * torch.nn.functional.softplus(a.float() + dt_bias)
         ring_k = rand(B + 1, H, RING, K)
         return SimpleNamespace(
-            q=rand(B, H, K), k=rand(B, H, K), v=rand(B, HV, V),
-            g=-A * torch.nn.functional.softplus(a.float() + dt_bias), beta=torch.sigmoid(b.float()),
+            q=q, k=k, v=v, a=a, b=b, g=g, beta=torch.sigmoid(b.float()), A_log=A_log, dt_bias=dt_bias,
             state=big_rand(B + 1, HV, V, K, dtype=dtype), ring_k=ring_k,
             ring_k_scale=1 / torch.sqrt((ring_k.float() ** 2).sum(-1) + 1e-6),
             ring_u=rand(B + 1, HV, RING, V, dtype=dtype),
-            ring_g=-rand(B + 1, HV, RING, dtype=torch.float32).abs() * 0.1, slots=slots(B))
+            ring_g=-rand(B + 1, HV, RING, dtype=torch.float32).abs() * 0.1, slots=slots(B),
+            mixed=torch.cat([q.reshape(B, -1), k.reshape(B, -1), v.reshape(B, -1)], 1),
+            out=torch.empty(B, 1, HV, V, device="cuda", dtype=torch.bfloat16))
 
     def reference(s, rows):
         at = s.slots[:rows].long()
@@ -233,10 +262,11 @@ def gdn_ring(B, dtype, H=GDN.H, HV=GDN.HV, K=GDN.K, V=GDN.V):
     one = make()
     state_bytes = B * HV * V * K * one.state.element_size()
     entry = B * (H * (K * 2 + 4) + HV * (V * one.state.element_size() + 4))
-    traffic = int(state_bytes * (1 + 1 / RING) + entry * ((RING - 1) / 2 + (RING - 1) / RING))
-    traffic += nbytes(one.q, one.k, one.v, one.g, one.beta, one.slots) + B * HV * V * 2
-    sets = whole_rings(B, ring_layers(traffic), make, lambda cursors: {})
-    name = f"B={B} H={H} HV={HV} K={K} V={V} state {short(dtype)}, ring of {RING}"
+    traffic = ring_bytes(state_bytes, entry, worst)
+    traffic += nbytes(one.q, one.k, one.v, one.g, one.beta, one.slots, one.out)
+    del one
+    sets = whole_rings(B, ring_layers(traffic), make, lambda cursors, slots: {}, worst)
+    name = f"B={B} H={H} HV={HV} K={K} V={V} state {short(dtype)}{ring_text(worst)}"
     return Case("gated_delta_rule_ring", name, "gdn_ring", B, traffic, sets, reference)
 
 
@@ -735,12 +765,30 @@ MLA_FP8 = [(form, H, B, L) for form in ("e4m3", "token656") for H in (16, 128)
            for B, L in ((1, 4096), (32, 4096), (128, 4096))]
 
 
-# Head shapes of models other than Nemotron-H and Qwen3-Next.
+# Head shapes of rings. The first three of each operation are timed at every batch; the first is
+# Nemotron-H's and Qwen3-Next's.
 RING_SHAPES = {
-    "selective_state_ring": ({"P": 80}, {"H": 32, "P": 128, "N": 256, "G": 2}, {"H": 80, "N": 64, "G": 1},
-                             {"H": 16, "G": 1}),
-    "gated_delta_rule_ring": ({"HV": 48}, {"H": 4, "HV": 8}, {"H": 30, "HV": 30, "K": 96, "V": 192}),
+    "selective_state_ring": ({}, {"H": 64}, {"P": 80}, {"H": 32, "P": 128, "N": 256, "G": 2},
+                             {"H": 80, "N": 64, "G": 1}, {"H": 16, "G": 1}),
+    "gated_delta_rule_ring": ({}, {"HV": 48}, {"HV": 64}, {"H": 4, "HV": 8},
+                              {"H": 30, "HV": 30, "K": 96, "V": 192}),
 }
+RING_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64, 96, 256)
+
+
+def ring_cases(quick):
+    """(operation, key, maker) of the cases with rings."""
+    found = []
+    for operation, kind, make in (("selective_state_ring", "ssu_ring", ssu_ring),
+                                  ("gated_delta_rule_ring", "gdn_ring", gdn_ring)):
+        for dtype in (torch.float32, torch.bfloat16):
+            chosen = [(B, shape) for shape in RING_SHAPES[operation][:3] for B in ((16, 64) if quick else RING_BATCHES)]
+            chosen += [(B, shape) for shape in RING_SHAPES[operation][3:] for B in ((16,) if quick else (8, 64))]
+            chosen += [(B, {"worst": True}) for B in ((16,) if quick else (1, 16, 64, 256))]
+            for B, shape in chosen:
+                found.append((operation, (kind, short(dtype), B, *shape.items()),
+                              lambda m=make, B=B, d=dtype, s=shape: m(B, d, **s)))
+    return found
 
 
 def all_cases(quick=False):
@@ -767,15 +815,7 @@ def all_cases(quick=False):
             for folded in (False, True):
                 found.append(("gated_delta_rule_update", ("gdn_replay", short(dtype), B),
                               lambda B=B, d=dtype, f=folded: gdn_replay(B, d, f)))
-    for operation, kind, make in (("selective_state_ring", "ssu_ring", ssu_ring),
-                                  ("gated_delta_rule_ring", "gdn_ring", gdn_ring)):
-        for dtype in (torch.float32, torch.bfloat16):
-            for B in batches if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256):
-                found.append((operation, (kind, short(dtype), B), lambda m=make, B=B, d=dtype: m(B, d)))
-            for B in (16,) if quick else (8, 64):
-                for shape in RING_SHAPES[operation]:
-                    found.append((operation, (kind, short(dtype), B, *shape.values()),
-                                  lambda m=make, B=B, d=dtype, s=shape: m(B, d, **s)))
+    found += ring_cases(quick)
     for lengths in ((2048,), (8192,), MIXED) if quick else ((2048,), (8192,), (32768,), MIXED):
         found.append(("causal_conv1d", ("conv_prefill", lengths),
                       lambda n=lengths: conv_prefill(n)))

@@ -99,6 +99,26 @@ def vllm_ring():
     return types.SimpleNamespace(version=version, ring=ring)
 
 
+def vllm_verify():
+    """vLLM's verification of the gated delta rule with the gated norm behind it, in one CUDA
+    kernel: operator `verify`, and `version`."""
+    version = load_packed("_C_stable_libtorch.abi3.so")
+    return types.SimpleNamespace(version=version, verify=torch.ops._C.fused_gdn_decode_post_conv_mtp)
+
+
+def sglang_ring():
+    """SGLang's decode of the gated delta rule with a ring of pending tokens, in Triton: function
+    `decode`, and `version`."""
+    version = installed("sglang")
+    if version is None:
+        folder, version = staged("sglang")
+        package("sglang", folder)
+        for name in ("kernels", "kernels.ops", "kernels.ops.attention", "kernels.ops.attention.linear"):
+            package(f"sglang.{name}", folder / name.replace(".", "/"))
+    ring = importlib.import_module("sglang.kernels.ops.attention.linear.fused_recurrent_linear_replayssm")
+    return types.SimpleNamespace(version=version, decode=ring.fused_recurrent_linear_replayssm_decode)
+
+
 def vllm_prefill():
     """vLLM's chunked scan of Mamba2: module `ssd`, and `version`."""
     version = vllm().version
@@ -354,6 +374,30 @@ def flashinfer_ssu(state_dtype):
             raise Absent("there is no nvcc to build FlashInfer's CUDA kernels")
         build_ssu(nvcc, folder / "data", state_dtype, library)
     return tvm_ffi.load_module(str(library))["selective_state_update"]
+
+
+def ring_library(state_dtype, H, P, N, G):
+    """The path of the library of flashinfer_ring() for one type and shape of states."""
+    name = str(state_dtype).removeprefix("torch.")
+    return ROOT / "flashinfer_kernels" / f"checkpointing_ssu_{name}_{H}x{P}x{N}_{G}.so"
+
+
+def flashinfer_ring():
+    """FlashInfer's Mamba2 decode with a ring of pending tokens, which stage.sh builds for some
+    shapes: function `decode(state_dtype, H, P, N, G)`, which returns its function checkpointing_ssu
+    for one token and a ring of 16 entries, and `version`."""
+    tvm_ffi = load_tvm_ffi()
+    if not list((ROOT / "flashinfer_kernels").glob("checkpointing_ssu_*.so")):
+        raise Absent("FlashInfer's checkpointing_ssu was not built when the peers were staged")
+
+    @functools.cache
+    def decode(state_dtype, H, P, N, G):
+        library = ring_library(state_dtype, H, P, N, G)
+        if not library.exists():
+            raise Absent(f"FlashInfer's checkpointing_ssu was not built for {library.stem}")
+        return tvm_ffi.load_module(str(library))["checkpointing_ssu"]
+
+    return types.SimpleNamespace(version=staged("flashinfer")[1], decode=decode)
 
 
 def flashinfer_mla():

@@ -46,10 +46,10 @@ class Loaded:
         self.ours = False
         left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # for example peers whose tuning takes minutes
         asked = {name for kind in kinds for name in PEERS_OF[kind]}
-        for name in ("vllm", "vllm_ring", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
-                     "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_prefill", "flashqla",
-                     "flashinfer_mla", "flashinfer_ragged", "flashmla", "flashmla_fp8", "flash_attention_3",
-                     "vllm_cache", "flashinfer_rope"):
+        for name in ("vllm", "vllm_ring", "vllm_verify", "sglang_ring", "flashinfer_ring", "vllm_prefill",
+                     "vllm_delta_prefill", "fla", "fla_prefill", "mamba_ssm", "mamba_ssm_prefill", "flashinfer",
+                     "flashinfer_prefill", "flashqla", "flashinfer_mla", "flashinfer_ragged", "flashmla",
+                     "flashmla_fp8", "flash_attention_3", "vllm_cache", "flashinfer_rope"):
             if name not in asked:
                 continue
             if name in left_out:
@@ -77,10 +77,10 @@ class Loaded:
 PEERS_OF = {
     "conv": ("vllm",),
     "ssu": ("vllm", "mamba_ssm"),
-    "ssu_ring": ("vllm_ring",),
-    "gdn_ring": (),
+    "ssu_ring": ("vllm_ring", "flashinfer_ring"),
+    "gdn_ring": ("sglang_ring",),
     "gdn": ("fla", "vllm", "flashinfer"),
-    "gdn_verify": ("vllm", "flashinfer"),
+    "gdn_verify": ("vllm", "vllm_verify", "flashinfer"),
     "gdn_replay": ("vllm", "flashinfer"),
     "gdn_fold": (),
     "conv_prefill": ("vllm",),
@@ -98,9 +98,10 @@ NOT_FETCHED = {
     "conv": [("causal-conv1d", "its CUDA sources are not built here"),
              ("FLA", "its cache is W wide, other bytes")],
     "ssu": [],
-    "ssu_ring": [("FlashInfer", "its checkpointing_ssu is not built here")],
-    "gdn_ring": [("SGLang", "its wheel is not staged"), ("vLLM", "0.33.0 has no ring for the delta rule")],
-    "gdn": [],
+    "ssu_ring": [],
+    "gdn_ring": [("vLLM", "0.33.0 has no ring for the delta rule"),
+                 ("FlashInfer", "its ring for the delta rule (gated_delta_rule_mtp) is for Blackwell")],
+    "gdn": [("TileOPs", "0.1.0 needs PyTorch 2.13; it writes the states beside the pool, without slots")],
     "gdn_verify": [("FLA", "it returns only the last state")],
     "gdn_replay": [("FLA", "it returns only the last state")],
     "gdn_fold": [("FlashInfer", "it commits by copies")],
@@ -136,6 +137,12 @@ def contestants(case, loaded):
         if error is not None:
             why = f"{type(error).__name__}: {error}"[:300]
             absent.append({"name": "FlashInfer CUDA", "why": why})
+    if case.kind == "ssu_ring" and "flashinfer_ring" in loaded.modules and flashinfer_decode(case, loaded) is None:
+        P = case.sets[0].state.shape[2]
+        absent.append({"name": "FlashInfer CUDA", "why": "its checkpointing_ssu does not compile for P = 80" if P == 80
+                       else "its checkpointing_ssu is not built for this shape"})
+    if case.kind == "gdn_ring" and not sglang_takes(case):
+        absent.append({"name": "SGLang", "why": "its kernel takes no K of 96"})
     return found, absent
 
 
@@ -206,13 +213,16 @@ def out_view(s, result, rows):
     return (result[:rows],)
 
 
-EARLY = ", states asked for early"  # sound here: by cases.ring_layers consecutive launches have different layers
+LATE = ", states asked for late"  # after the launch before has ended
 SNAPSHOTS = ", snapshots"  # the kernel that writes the state at every token
 
 
 def ssu_ring(case, loaded):
-    """A decode with rings: the state is read at each token and written once in 16. The kernel that
-    writes it at every token runs beside, on states that `prepare` has brought up to date."""
+    """A decode with rings: the state is read at each token and written once in 16. Ours asks for
+    states before the launch before has ended, as FlashInfer's kernel does: by cases.ring_layers
+    consecutive launches have different layers, so that none writes what the next one reads. The
+    kernel that writes the state at every token runs beside, on states that `prepare` has brought up
+    to date."""
     found = []
     ours, flush = loaded.operator("selective_state_ring_update"), loaded.operator("selective_state_ring_flush")
     snapshots = loaded.operator("selective_state_update")
@@ -221,8 +231,8 @@ def ssu_ring(case, loaded):
             return ours(s.state, s.ring_x, s.ring_B, s.ring_dt, s.x, s.dt, s.A, s.B, s.C, s.cursors, s.positions,
                         D=s.D, dt_bias=s.dt_bias, dt_softplus=True, state_indices=s.slots, early_state=early)
 
-        found += [Contestant(OURS, lambda s: update(s, False), out_view),
-                  Contestant(f"{OURS}{EARLY}", lambda s: update(s, True), out_view)]
+        found += [Contestant(OURS, lambda s: update(s, True), out_view),
+                  Contestant(f"{OURS}{LATE}", lambda s: update(s, False), out_view)]
     if "vllm_ring" in loaded.modules:
         vllm = loaded.modules["vllm_ring"]
 
@@ -234,6 +244,8 @@ def ssu_ring(case, loaded):
                 s.ring_B, s.scratch, s.cursors, s.flushes, state_batch_indices=s.slots, out=s.out)
 
         found.append(Contestant(f"vLLM {vllm.version} replayssm Triton", launch, out_view))
+    if "flashinfer_ring" in loaded.modules:
+        found += flashinfer_ring(case, loaded)
     if ours is not None:
         found.append(Contestant(f"{OURS}{SNAPSHOTS}", lambda s: snapshots(
             s.state, s.x, s.dt, s.A, s.B, s.C, D=s.D, dt_bias=s.dt_bias, dt_softplus=True, state_indices=s.slots),
@@ -242,23 +254,89 @@ def ssu_ring(case, loaded):
     return found
 
 
+def flashinfer_decode(case, loaded):
+    """FlashInfer's checkpointing_ssu for the shape and type of the case's states, or None."""
+    one = case.sets[0]
+    try:
+        return loaded.modules["flashinfer_ring"].decode(one.state.dtype, *one.state.shape[1:], one.B.shape[1])
+    except load.Absent:
+        return None
+
+
+def flashinfer_ring(case, loaded):
+    """FlashInfer's two algorithms; the one of two kernels has a pipeline of one stage, its default,
+    or of two, which its own comments call faster for large batches alone. It flushes a row whose
+    ring has no room for two further tokens, and then keeps the new token in the ring: with a ring
+    of 16 rows and the case's cursors it flushes the same rows as the others."""
+    one = case.sets[0]
+    H, P, N = one.state.shape[1:]
+    decode, version = flashinfer_decode(case, loaded), loaded.modules["flashinfer_ring"].version
+    if decode is None:
+        return []
+    few = case.B * H <= 8 * torch.cuda.get_device_properties(0).multi_processor_count
+    halves = 2 if one.state.dtype == torch.float32 and few and P % 64 == 0 else 1  # of a head, as its wrapper decides
+
+    def contestant(note, parts, stages, blocks):
+        def launch(s):
+            f = s.flashinfer
+            scratch = (f.new, f.decay, f.old) if stages else (None, None, None)
+            decode(s.state, s.x[:, None], s.dt[:, None, :, None].expand(-1, -1, -1, P),
+                   s.A[:, None, None].expand(-1, P, N), s.B[:, None], s.C[:, None], s.out[:, None], s.ring_x, s.ring_B,
+                   s.ring_dt, f.begin, s.live_of_slot, s.D[:, None].expand(-1, P), None,
+                   s.dt_bias[:, None].expand(-1, P), True, s.slots, -1, None, None, parts, None, *scratch, 0, stages,
+                   blocks)
+            return s.out
+
+        return Contestant(f"FlashInfer {version} CUDA {note}", launch, out_view)
+
+    return [contestant("one kernel", halves, 0, 0), contestant("two kernels", 1, 1, 0),
+            contestant("two kernels, 2 stages", 1, 2, 4)]
+
+
+def sglang_takes(case):
+    """Whether SGLang's kernel takes keys of the case's length: it reads whole powers of two."""
+    return case.sets[0].k.shape[-1] in (64, 128)
+
+
 def gdn_ring(case, loaded):
-    """The contestants of ssu_ring() for the gated delta rule; no peer is staged."""
+    """The contestants of ssu_ring() for the gated delta rule. SGLang's ring keeps normalised keys
+    in the states' type, so its keys are tensors of their own."""
+    found = []
     ours, flush = loaded.operator("gated_delta_rule_ring_update"), loaded.operator("gated_delta_rule_ring_flush")
     snapshots = loaded.operator("gated_delta_rule_update")
-    if ours is None:
-        return []
+    if ours is not None:
+        def update(s, early):
+            return ours(s.q, s.k, s.v, s.g, s.beta, s.state, s.ring_k, s.ring_k_scale, s.ring_u, s.ring_g, s.cursors,
+                        s.positions, state_indices=s.slots, use_qk_l2norm=True, early_state=early)
 
-    def update(s, early):
-        return ours(s.q, s.k, s.v, s.g, s.beta, s.state, s.ring_k, s.ring_k_scale, s.ring_u, s.ring_g, s.cursors,
-                    s.positions, state_indices=s.slots, use_qk_l2norm=True, early_state=early)
+        found += [Contestant(OURS, lambda s: update(s, True), out_view),
+                  Contestant(f"{OURS}{LATE}", lambda s: update(s, False), out_view)]
+    if "sglang_ring" in loaded.modules and sglang_takes(case):
+        sglang = loaded.modules["sglang_ring"]
+        scale = case.sets[0].k.shape[-1] ** -0.5
+        normal_keys = {}  # one tensor per layer: sets of a layer share ring_k
 
-    return [Contestant(OURS, lambda s: update(s, False), out_view),
-            Contestant(f"{OURS}{EARLY}", lambda s: update(s, True), out_view),
-            Contestant(f"{OURS}{SNAPSHOTS}", lambda s: snapshots(
-                s.q, s.k, s.v, s.g, s.beta, s.state, state_indices=s.slots, use_qk_l2norm=True),
-                out_view, lambda s: flush(s.state, s.ring_k, s.ring_k_scale, s.ring_u, s.ring_g, s.cursors, s.slots,
-                                          state_indices=s.slots))]
+        def keys(s):
+            normal = s.ring_k.float() * s.ring_k_scale[..., None]
+            return normal_keys.setdefault(s.ring_k.data_ptr(), normal.to(s.state.dtype)).copy_(normal)
+
+        for s in case.sets:
+            if s.ring_k.data_ptr() not in normal_keys:
+                keys(s)
+            s.normal_ring_k = normal_keys[s.ring_k.data_ptr()]
+
+        def launch(s):
+            sglang.decode(s.mixed, s.a, s.b, s.A_log, s.dt_bias, scale, s.state, s.ring_u, s.normal_ring_k, s.ring_g,
+                          s.out, s.slots, s.cursors, use_qk_l2norm_in_kernel=True)
+            return s.out[:, 0]
+
+        found.append(Contestant(f"SGLang {sglang.version} replayssm Triton", launch, out_view, keys))
+    if ours is not None:
+        found.append(Contestant(f"{OURS}{SNAPSHOTS}", lambda s: snapshots(
+            s.q, s.k, s.v, s.g, s.beta, s.state, state_indices=s.slots, use_qk_l2norm=True),
+            out_view, lambda s: flush(s.state, s.ring_k, s.ring_k_scale, s.ring_u, s.ring_g, s.cursors, s.slots,
+                                      state_indices=s.slots)))
+    return found
 
 
 def flashinfer_ssu(function, wide, name, algorithm):
@@ -374,6 +452,8 @@ def gdn_verify(case, loaded):
                 k=packed(s.k), v=packed(s.v), scale=scale, initial_state=s.state,
                 inplace_final_state=True, cu_seqlens=s.starts, ssm_state_indices=s.table,
                 num_accepted_tokens=s.accepted, use_qk_l2norm_in_kernel=True), table_view))
+    if "vllm_verify" in loaded.modules:
+        found.append(vllm_verify(loaded.modules["vllm_verify"], case, scale))
     if "flashinfer" in loaded.modules:
         flashinfer = loaded.modules["flashinfer"]
         for s in case.sets:  # it writes the states into a buffer of their own
@@ -390,6 +470,32 @@ def gdn_verify(case, loaded):
         found.append(Contestant(f"FlashInfer {flashinfer.version} CuTe", launch,
                                 lambda s, result, rows: (result[:rows], s.snapshots[:rows])))
     return found
+
+
+def vllm_verify(vllm, case, scale):
+    """vLLM's kernel that has the gated norm behind the verification: other work than the row's. Its
+    gate is open and its norm has weights of 1, so that its output times the root of the mean square
+    of float64's is the verification's."""
+    for s in case.sets:
+        s.packed = torch.cat([x.flatten(0, 1).flatten(1) for x in (s.q, s.k, s.v)], 1)
+        s.gate = torch.full_like(s.v.flatten(0, 1), 40.0)
+        s.norm_weight = torch.ones(s.v.shape[-1], device="cuda", dtype=torch.bfloat16)
+        s.normed = torch.empty_like(s.gate)
+
+    def prepare(s):
+        out = case.reference(s, min(case.B, 8))[0]
+        s.root_mean_square = out.square().mean(-1, keepdim=True).sqrt()
+
+    def launch(s):
+        vllm.verify(s.packed, s.a.flatten(0, 1), s.b.flatten(0, 1), s.A_log, s.dt_bias, s.table, s.starts, s.accepted,
+                    s.state, s.gate, s.norm_weight, s.normed, scale, 1e-12, "sigmoid")
+        return s.normed
+
+    def view(s, result, rows):
+        out, states = table_view(s, result, rows)
+        return out * s.root_mean_square, states
+
+    return Contestant(f"vLLM {vllm.version} CUDA with gated norm", launch, view, prepare, other_work=True)
 
 
 def tokens(s):
@@ -418,6 +524,9 @@ def gdn_replay(case, loaded):
 
         found.append(Contestant(OURS, launch, replay_view))
     for other in gdn_verify(case, loaded):
+        if other.other_work:
+            continue
+
         def view(s, result, rows, view=other.view):
             out, states = view(s, result, rows)
             return out, states[torch.arange(rows, device="cuda"), (s.committed[:rows] - 1).long()]

@@ -11,7 +11,7 @@
 # Three kinds of kernels are compiled, and all are kept in flashinfer_kernels/ and
 # flashqla_kernels/:
 # - here, by nvcc and compile_kernels.py: FlashInfer's kernels for MLA, its cache and ragged
-#   prompts, and FlashInfer's and FlashQLA's prefills of the gated delta rule;
+#   prompts, its checkpointing_ssu, and FlashInfer's and FlashQLA's prefills of the gated delta rule;
 # - on the GPU machine, by its nvcc: FlashInfer's CUDA kernels for selective_state_update;
 # - on the GPU machine, by the CuTe compiler, which DSL=1 packs (60 MB): FlashInfer's decodes of the
 #   gated delta rule. Without the compiler those that an earlier run compiled are used.
@@ -34,7 +34,7 @@ fetch() {
   if ! ls "$wheels/$stem-$2-"*.whl >/dev/null 2>&1; then
     local platforms=()
     local p
-    for p in _2_35 _2_31 _2_28 _2_24 _2_17 2014; do
+    for p in _2_35 _2_34 _2_31 _2_28 _2_24 _2_17 2014; do
       platforms+=(--platform "manylinux${p}_x86_64")
     done
     pip download -q --no-deps --only-binary=:all: --python-version "$python" --implementation cp \
@@ -44,7 +44,7 @@ fetch() {
 }
 
 cd "$out"
-rm -rf fla vllm mamba_ssm einops flashinfer tvm_ffi flash_qla tilelang_runtime
+rm -rf fla vllm sglang mamba_ssm einops flashinfer tvm_ffi flash_qla tilelang_runtime
 
 wheel=$(fetch fla-core 0.6.0)
 unzip -qo "$wheel" 'fla/__init__.py' 'fla/utils/*' 'fla/ops/utils/*.py' \
@@ -67,6 +67,10 @@ if [ ! -e vllm_libraries/_C_stable_libtorch.abi3.so.xz ]; then
     xz -3 >vllm_libraries/_C_stable_libtorch.abi3.so.xz
 fi
 echo 0.33.0 >vllm_libraries/VERSION
+
+wheel=$(python=3.11 fetch sglang 0.5.23)  # its wheels are for one version of Python each
+unzip -qo "$wheel" 'sglang/kernels/ops/attention/linear/fused_recurrent_linear_replayssm.py'
+echo 0.5.23 >sglang/VERSION
 
 wheel=$(fetch flashinfer-python 0.7.2.post1)
 unzip -qo "$wheel" 'flashinfer/gdn_decode.py' 'flashinfer/gdn_kernels/__init__.py' \
@@ -185,6 +189,38 @@ END
     -I tvm_ffi/3rdparty/dlpack/include "${parts[@]}" -o flashinfer_kernels/batch_prefill_sm90.so -lcuda
   rm -r "$sources"
 fi
+
+# FlashInfer's checkpointing_ssu for one token and a ring of 16 entries (NPREDICTED and MAX_WINDOW),
+# for some types and shapes: type of states, heads, P, N, groups. It does not compile for P = 80. Its
+# kernels for varying numbers of tokens and for dt without a softplus are left out.
+for of in float:128:64:128:8 bfloat16:128:64:128:8 float:64:64:128:8 bfloat16:64:64:128:8; do
+  IFS=: read -r type H P N G <<<"$of"
+  library=flashinfer_kernels/checkpointing_ssu_${type/%float/float32}_${H}x${P}x${N}_$G.so
+  if ! command -v nvcc >/dev/null || [ -e "$library" ]; then continue; fi  # each takes minutes
+  sources=$(mktemp -d)
+  data=$sources/flashinfer/data
+  wheel=$(fetch flashinfer-python 0.7.2.post1)
+  unzip -qo "$wheel" 'flashinfer/data/csrc/checkpointing_ssu*' 'flashinfer/data/csrc/tvm_ffi_utils.h' 'flashinfer/data/include/*' \
+    'flashinfer/data/cutlass/include/*' 'flashinfer/data/cccl/libcudacxx/include/*' 'flashinfer/data/cccl/cub/cub/*' \
+    'flashinfer/data/cccl/thrust/thrust/*' -d "$sources"
+  [ "$type" = float ] || type=nv_$type
+  sed -E "s/\{\{ state_dtype \}\}/$type/; s/\{\{ (input|dt)_dtype \}\}/nv_bfloat16/; s/\{\{ (weight|matrixA)_dtype \}\}/float/
+    s/\{\{ stateIndex_dtype \}\}/int32_t/; s/\{\{ state_scale_type \}\}/void/; s/\{\{ dim \}\}/$P/; s/\{\{ dstate \}\}/$N/
+    s/\{\{ npredicted \}\}/1/; s/\{\{ max_window \}\}/15/; s/\{\{ heads_per_group \}\}/$((H / G))/; s/\{\{ num_groups \}\}/$G/
+    s/\{\{ philox_rounds \}\}/0/; s/\{\{ enable_pdl \}\}/true/" \
+    "$data/csrc/checkpointing_ssu_customize_config.jinja" >"$data/csrc/checkpointing_ssu_config.inc"
+  sed -i 's/if (is_varlen) {/if constexpr (false) {/; s/if (params.dt_softplus) {/if constexpr (true) {/' \
+    "$data/include/flashinfer/mamba/launch_checkpointing_ssu.cuh"
+  includes=()
+  for folder in cccl/{libcudacxx/include,cub,thrust} include cutlass/include csrc; do
+    includes+=(-I "$data/$folder")
+  done
+  nvcc -shared -std=c++20 -O3 -use_fast_math -DNDEBUG -Xcompiler -fPIC --expt-relaxed-constexpr \
+    -static-global-template-stub=false -gencode=arch=compute_90a,code=sm_90a -DFLASHINFER_ENABLE_{F16,BF16,FP8_E4M3,FP8_E5M2} \
+    "${includes[@]}" -I tvm_ffi/include -I tvm_ffi/3rdparty/dlpack/include \
+    "$data"/csrc/checkpointing_ssu{,_kernel_inst,_jit_binding}.cu -o "$library" -lcuda
+  rm -r "$sources"
+done
 
 clone=$(mktemp -d)
 trap 'rm -rf "$clone"' EXIT

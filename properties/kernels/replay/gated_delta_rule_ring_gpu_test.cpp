@@ -24,7 +24,8 @@ struct DeltaRun {
   static constexpr const char* kOperation = "gated_delta_rule_ring";
   using State = S;
   using Extents = DeltaExtents;
-  static constexpr Extents kUsual{2, 4, 128, 128}, kOther{2, 4, 128, 128, true};
+  static constexpr Extents kUsual{2, 4, 128, 128}, kOther{2, 4, 128, 128, true},
+      kMany{8, 32, 128, 128};
   static constexpr Extents kTilings[] = {kUsual,          {1, 3, 128, 64, true},
                                          {1, 3, 96, 192}, {2, 2, 64, 64, true},
                                          {1, 2, 256, 64}, {8, 64, 128, 128}};
@@ -97,6 +98,8 @@ struct DeltaRun {
   void launch(std::int64_t t, std::int64_t first, std::int64_t count, const LaunchHow& how) {
     auto in = arguments(t, first, count);
     in.early_state = how.early;
+    in.cursors = how.cursors.value_or(in.cursors);
+    in.positions = how.positions.value_or(in.positions);
     kernels::gated_delta_rule_ring_update(in, how.stream);
   }
   /// Step t for all rows, with a state that is written at each token.

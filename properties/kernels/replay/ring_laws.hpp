@@ -8,6 +8,7 @@
 //   answer<R>(storage)             outputs and states of all steps by the reference in R
 #pragma once
 
+#include "kernels/replay/selective_state_ring.hpp"
 #include "properties/support/gpu.hpp"
 #include "reference/recurrent/replay_rings.hpp"
 
@@ -63,6 +64,65 @@ struct RingAnswer {
 struct LaunchHow {
   cudaStream_t stream = nullptr;
   bool early = false;
+  std::optional<IndexView> cursors{}, positions{};  ///< instead of the step's own
+};
+
+/// Cursors and positions that a launch of this library writes: a small step of Mamba2, which lets
+/// the next launch start and then stores each row's dt, bit by bit, as the new entry of its ring.
+/// Head 0's dt is the cursor, head 1's the position.
+class WrittenPlaces {
+ public:
+  explicit WrittenPlaces(std::int64_t rows)
+      : rows_(rows),
+        state_({rows, 2, 32, 64}),
+        x_({rows, 2, 16, 32}),
+        b_({rows, 1, 16, 64}),
+        dt_({rows, 2, 16}),
+        new_x_({rows, 2, 32}),
+        new_b_({rows, 1, 64}),
+        new_dt_({rows, 2}),
+        out_({rows, 2, 32}),
+        A_(Array<double, 1>(Shape<1>{2}, -1)),
+        zeros_(Array<std::int32_t, 1>(Shape<1>{rows}, 0)) {}
+
+  /// Launches the write of one step's cursors and positions.
+  void launch(const IndexView& cursors, const IndexView& positions, cudaStream_t stream) {
+    std::vector<float> bits;
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      bits.push_back(std::bit_cast<float>(cursors(row)));
+      bits.push_back(std::bit_cast<float>(positions(row)));
+    }
+    new_dt_.set(bits);
+    finish();
+    kernels::selective_state_ring_update<float>(
+        {.ring = {state_.view(), x_.view(), b_.view(), dt_.view()},
+         .x = std::as_const(new_x_).view(),
+         .dt = new_dt_.view(),
+         .A = A_.view(),
+         .B = std::as_const(new_b_).view(),
+         .C = std::as_const(new_b_).view(),
+         .out = out_.view(),
+         .cursors = std::as_const(zeros_).view(),
+         .positions = std::as_const(zeros_).view()},
+        stream);
+  }
+  IndexView cursors() const { return written(0); }
+  IndexView positions() const { return written(1); }
+
+ private:
+  IndexView written(std::int64_t head) const {
+    return make_view(reinterpret_cast<const std::int32_t*>(dt_.data()) + 16 * head, Shape<1>{rows_},
+                     Shape<1>{32});
+  }
+  std::int64_t rows_;
+  kernels::DeviceTensor<float, 4> state_;
+  kernels::DeviceTensor<kernels::Bf16, 4> x_, b_;
+  kernels::DeviceTensor<float, 3> dt_;
+  kernels::DeviceTensor<kernels::Bf16, 3> new_x_, new_b_;
+  kernels::DeviceTensor<float, 2> new_dt_;
+  kernels::DeviceTensor<kernels::Bf16, 3> out_;
+  kernels::DeviceTensor<float, 1> A_;
+  kernels::DeviceTensor<std::int32_t, 1> zeros_;
 };
 
 template <class Run>
@@ -175,6 +235,26 @@ void expect_graphs_to_take_other_cursors(const typename Run::Extents& e) {
   EXPECT_TRUE(same_bits(eager.state, captured.state));
 }
 
+// A launch that does not ask early takes the cursors and positions that the launch ahead writes,
+// though it starts before these are written.
+template <class Run>
+void expect_places_of_the_launch_ahead(const typename Run::Extents& e) {
+  const Rings rings(Batch::draw(15, 4, 1, false), 20, 16);
+  Run known(e, rings, 15), behind(e, rings, 15);
+  run_all(known);
+  WrittenPlaces places(rings.rows());
+  cudaStream_t stream;
+  kernels::check_cuda(cudaStreamCreate(&stream), "a stream");
+  for (std::int64_t t = 0; t < rings.steps; ++t) {
+    places.launch(at(rings.cursors.view(), t), at(rings.positions.view(), t), stream);
+    behind.launch(t, 0, rings.rows(), {stream, false, places.cursors(), places.positions()});
+    finish();
+  }
+  cudaStreamDestroy(stream);
+  EXPECT_TRUE(same_bits(known.out, behind.out));
+  EXPECT_TRUE(same_bits(known.state, behind.state));
+}
+
 /// ||a - b|| / ||b|| of the slot's state.
 template <class S>
 double state_error(const kernels::DeviceTensor<S, 4>& states, const Array<double, 4>& truth,
@@ -194,8 +274,10 @@ template <class Run>
 class RingLaws : public GpuTest {};
 TYPED_TEST_SUITE_P(RingLaws);
 
+// Of the second extents, a row alone and the rows together are launches of other tilings.
 TYPED_TEST_P(RingLaws, aRowDoesNotDependOnItsBatch) {
   expect_rows_alone_to_agree<TypeParam>(TypeParam::kUsual);
+  expect_rows_alone_to_agree<TypeParam>(TypeParam::kMany);
 }
 TYPED_TEST_P(RingLaws, aFlushIsTheStepsBitByBit) {
   for (const std::int64_t count : {1, 7, 15, 16})
@@ -203,6 +285,9 @@ TYPED_TEST_P(RingLaws, aFlushIsTheStepsBitByBit) {
 }
 TYPED_TEST_P(RingLaws, earlyStatesAreThoseOfTheStepBefore) {
   expect_early_states_to_agree<TypeParam>(TypeParam::kUsual);
+}
+TYPED_TEST_P(RingLaws, placesAreThoseOfTheLaunchAhead) {
+  expect_places_of_the_launch_ahead<TypeParam>(TypeParam::kUsual);
 }
 TYPED_TEST_P(RingLaws, rowsWithoutASlotWriteNothing) {
   expect_rows_without_a_slot_to_write_nothing<TypeParam>(TypeParam::kUsual);
@@ -236,8 +321,8 @@ TYPED_TEST_P(RingLaws, aThousandTokensAreNoWorseThanSnapshots) {
   }
 }
 REGISTER_TYPED_TEST_SUITE_P(RingLaws, aRowDoesNotDependOnItsBatch, aFlushIsTheStepsBitByBit,
-                            earlyStatesAreThoseOfTheStepBefore, rowsWithoutASlotWriteNothing,
-                            graphsTakeOtherCursors, aDecodeIsTheReferences,
-                            aThousandTokensAreNoWorseThanSnapshots);
+                            earlyStatesAreThoseOfTheStepBefore, placesAreThoseOfTheLaunchAhead,
+                            rowsWithoutASlotWriteNothing, graphsTakeOtherCursors,
+                            aDecodeIsTheReferences, aThousandTokensAreNoWorseThanSnapshots);
 
 }  // namespace lockstep::testing_support

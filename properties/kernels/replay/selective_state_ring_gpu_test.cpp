@@ -24,7 +24,8 @@ struct SelectiveRun {
   static constexpr const char* kOperation = "selective_state_ring";
   using State = S;
   using Extents = SelectiveExtents;
-  static constexpr Extents kUsual{4, 2, 64, 128}, kOther{4, 2, 64, 128, true};
+  static constexpr Extents kUsual{4, 2, 64, 128}, kOther{4, 2, 64, 128, true},
+      kMany{32, 2, 64, 128};
   static constexpr Extents kTilings[] = {
       kUsual,          {2, 1, 80, 128},      {2, 2, 32, 128}, {3, 1, 128, 128, true},
       {2, 1, 64, 64},  {1, 1, 80, 64, true}, {2, 1, 32, 64},  {2, 1, 64, 256},
@@ -93,6 +94,8 @@ struct SelectiveRun {
   void launch(std::int64_t t, std::int64_t first, std::int64_t count, const LaunchHow& how) {
     auto in = arguments(t, first, count);
     in.early_state = how.early;
+    in.cursors = how.cursors.value_or(in.cursors);
+    in.positions = how.positions.value_or(in.positions);
     kernels::selective_state_ring_update(in, how.stream);
   }
   /// Step t for all rows, with a state that is written at each token.
