@@ -114,6 +114,8 @@ class LabelState final : public LayerState {
 /// A LayerState without memory and without work, for runs that check nothing.
 class NoLayerState final : public LayerState {
  public:
+  void forward(const ForwardRow&) override {}
+  void launch(std::span<const StateSlot>) override {}
   void allocate_state(StateSlot) override {}
   void zero_state(StateSlot, StatePart) override {}
   void copy_state(StateSlot, StateSlot, StatePart) override {}
