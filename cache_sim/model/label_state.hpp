@@ -96,6 +96,7 @@ class LabelState final : public LayerState {
   bool advance(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
                std::uint32_t end);
   void report_offset(const char* what, std::uint32_t slot, std::int64_t stride);
+  [[gnu::cold]] void report_kv(FindingKind kind, std::uint32_t slot, const char* what);
   void report(FindingKind kind, std::string text, std::string expected, std::string actual);
 
   ZeroedArray<StateCell> states_;
