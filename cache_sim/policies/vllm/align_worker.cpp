@@ -26,7 +26,11 @@ void AlignWorker::admit(std::uint32_t place) {
 
 void AlignWorker::forward(const std::vector<BlockCopy>& copies, std::span<const WorkerRow> rows) {
   copy_blocks(copies, false);
+  for (const WorkerRow& row : rows) prepare(row);
   for (const WorkerRow& row : rows) run(row);
+  memory_.launch();
+  if (has_running_states())  // of the token that is sampled in any case
+    for (const WorkerRow& row : rows) settle(seats_[row.place], *row.request, 1);
   if (rules_.defers_last_group) copy_blocks(copies, true);
   for (const BlockCopy& copy : copies) memory_.check(copy.target);
   for (const WorkerRow& row : rows) check_tables(*row.request);
@@ -42,16 +46,22 @@ void AlignWorker::copy_blocks(const std::vector<BlockCopy>& copies, bool is_late
   }
 }
 
-void AlignWorker::run(const WorkerRow& row) {
+/// Before the forward: what another server has sent comes, and the running state goes to its
+/// column.
+void AlignWorker::prepare(const WorkerRow& row) {
   if (row.external > 0) load(row);
+  if (has_running_states()) change_column(row);
+}
+
+void AlignWorker::run(const WorkerRow& row) {
   clear();
   for (const std::uint32_t group : kv_groups_) add_kv(row, group);
-  if (state_groups_.empty())
-    memory_.forward(told(row, false));
-  else if (rules_.splitter_block == 0)
-    run_all_states(row);
-  else
-    run_states(row);
+  const bool verifies = has_running_states() && seats_[row.place].verifies;
+  if (has_running_states())
+    add_running_states(row);
+  else if (!state_groups_.empty())
+    add_all_states(row);
+  memory_.forward(told(row, verifies));
 }
 
 void AlignWorker::receive(const WorkerRow& row) {
@@ -132,7 +142,7 @@ bool AlignWorker::is_verification(const WorkerRow& row, bool is_new) const {
 
 /// "all" mode: kernels load the state from the column of the token before the row and store one at
 /// every block end that they pass, and after the last token.
-void AlignWorker::run_all_states(const WorkerRow& row) {
+void AlignWorker::add_all_states(const WorkerRow& row) {
   const std::int64_t block = rules_.state_block;
   const std::int64_t last = ceil_div(row.end, block) - 1;
   for (const std::uint32_t group : state_groups_) {
@@ -142,10 +152,10 @@ void AlignWorker::run_all_states(const WorkerRow& row) {
         states.stores.push_back({std::min((column + 1) * block, row.end),
                                  block_at(row.request->tables[group].columns, column)});
   }
-  memory_.forward(told(row, false));
 }
 
-void AlignWorker::run_states(const WorkerRow& row) {
+/// Decides the column in which the row's state runs, and moves the state there from another one.
+void AlignWorker::change_column(const WorkerRow& row) {
   Seat& seat = seats_[row.place];
   const std::int64_t block = rules_.state_block;
   const bool is_new = seat.running == kNone;
@@ -164,19 +174,22 @@ void AlignWorker::run_states(const WorkerRow& row) {
     move_state(seat, *row.request, previous, current, bias);
     if (rules_.copy_resets_accepted) seat.accepted = 1;
   }
-  std::int64_t offset = seat.accepted - 1;
-  if (rules_.forgets_accepted_without_drafts && row.drafts == 0) offset = 0;
-  for (const std::uint32_t group : state_groups_) {
-    BlockStates& states = add_states(row, group, current, verifies ? offset : 0);
-    if (!verifies) store_chunk(row, current, states);
-    for (std::int64_t i = row.start; verifies && i < row.end; ++i)
-      states.stores.push_back(
-          {i + 1, block_at(row.request->tables[group].columns, current + i - row.start)});
-  }
-  memory_.forward(told(row, verifies));
+  seat.verifies = verifies;
   seat.running = current;
   seat.decided = row.end - row.drafts;
-  settle(seat, *row.request, 1);  // the token that is sampled in any case
+}
+
+void AlignWorker::add_running_states(const WorkerRow& row) {
+  const Seat& seat = seats_[row.place];
+  const bool forgets = rules_.forgets_accepted_without_drafts && row.drafts == 0;
+  const std::int64_t offset = seat.verifies && !forgets ? seat.accepted - 1 : 0;
+  for (const std::uint32_t group : state_groups_) {
+    BlockStates& states = add_states(row, group, seat.running, offset);
+    if (!seat.verifies) store_chunk(row, seat.running, states);
+    for (std::int64_t i = row.start; seat.verifies && i < row.end; ++i)
+      states.stores.push_back(
+          {i + 1, block_at(row.request->tables[group].columns, seat.running + i - row.start)});
+  }
 }
 
 /// A chunk stores its last state, and one inside itself wherever kernels can store one, whether or

@@ -64,16 +64,20 @@ class AlignWorker {
   struct Seat {
     std::int64_t running = kNone;  // column of the running state in the last step
     std::int64_t accepted = 1;
+    bool verifies = false;     // in the last step
     std::int64_t decided = 0;  // of the last row: the tokens that are no drafts, with those before
     std::vector<std::vector<BlockId>> columns;  // by state group: each column's first block
   };
   static constexpr std::int64_t kNone = -1;
 
   void copy_blocks(const std::vector<BlockCopy>& copies, bool is_late);
+  bool has_running_states() const { return !state_groups_.empty() && rules_.splitter_block != 0; }
+  void prepare(const WorkerRow& row);
   void run(const WorkerRow& row);
   void load(const WorkerRow& row);
-  void run_states(const WorkerRow& row);
-  void run_all_states(const WorkerRow& row);
+  void change_column(const WorkerRow& row);
+  void add_running_states(const WorkerRow& row);
+  void add_all_states(const WorkerRow& row);
   bool is_verification(const WorkerRow& row, bool is_new) const;
   void clear();
   void add_kv(const WorkerRow& row, std::uint32_t group);

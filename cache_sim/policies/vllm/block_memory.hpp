@@ -73,6 +73,9 @@ class BlockMemory {
   /// server.
   virtual void receive(const BlockRow& row) = 0;
   virtual void forward(const BlockRow& row) = 0;
+  /// The batch is complete: the rows since the last launch run together. Copies, moves and what is
+  /// received come before all rows or after them.
+  virtual void launch() {}
   virtual void move(const BlockMove& move) = 0;
   /// The block's content is complete, for the moment.
   virtual void check(BlockId /*block*/) {}
