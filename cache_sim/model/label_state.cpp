@@ -211,13 +211,19 @@ void LabelState::allocate_kv(KvSlots slots) {
         report_offset("KV", slot, strides_.kv);
         break;
       }
+  char* const in_use = &kv_in_use_[0];  // a store of a char might change the member
   for (const std::uint32_t slot : slots) {
-    if (kv_in_use_[slot] != 0)
-      report(FindingKind::slot_in_two_places,
-             fmt::format("KV slot {} was handed out although it is in use", slot), "a free slot",
-             fmt::format("slot {} is in use", slot));
-    kv_in_use_[slot] = 1;
+    if (in_use[slot] != 0) [[unlikely]]
+      report_kv(FindingKind::slot_in_two_places, slot, "handed out");
+    in_use[slot] = 1;
   }
+}
+
+void LabelState::report_kv(FindingKind kind, std::uint32_t slot, const char* what) {
+  const bool is_free = kv_in_use_[slot] == 0;
+  const char* const is = is_free ? "free" : "in use";
+  report(kind, fmt::format("KV slot {} was {} although it is {}", slot, what, is),
+         is_free ? "a slot in use" : "a free slot", fmt::format("slot {} is {}", slot, is));
 }
 
 void LabelState::write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) {
@@ -225,31 +231,25 @@ void LabelState::write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t beg
   tokens.prefix_fingerprints(begin, begin + static_cast<std::uint32_t>(slots.size()),
                              fingerprints_);
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (kv_in_use_[slots[i]] == 0)
-      report(FindingKind::freed_slot_in_use,
-             fmt::format("KV slot {} was written although it is free", slots[i]), "a slot in use",
-             fmt::format("slot {} is free", slots[i]));
+    if (kv_in_use_[slots[i]] == 0) [[unlikely]]
+      report_kv(FindingKind::freed_slot_in_use, slots[i], "written");
     kv_fingerprint_[slots[i]] = fingerprints_[i];
   }
 }
 
 void LabelState::free_kv(KvSlots slots) {
+  char* const in_use = &kv_in_use_[0];
   for (const std::uint32_t slot : slots) {
-    if (kv_in_use_[slot] == 0)
-      return report(FindingKind::double_free,
-                    fmt::format("KV slot {} was freed although it is free", slot), "a slot in use",
-                    fmt::format("slot {} is free", slot));
-    kv_in_use_[slot] = 0;
+    if (in_use[slot] == 0) [[unlikely]]
+      return report_kv(FindingKind::double_free, slot, "freed");
+    in_use[slot] = 0;
   }
 }
 
 void LabelState::copy_kv(KvSlots sources, KvSlots targets) {
   for (std::size_t i = 0; i < sources.size(); ++i) {
     for (const std::uint32_t slot : {sources[i], targets[i]})
-      if (kv_in_use_[slot] == 0)
-        return report(FindingKind::freed_slot_in_use,
-                      fmt::format("KV slot {} was copied although it is free", slot),
-                      "a slot in use", fmt::format("slot {} is free", slot));
+      if (kv_in_use_[slot] == 0) return report_kv(FindingKind::freed_slot_in_use, slot, "copied");
     kv_fingerprint_[targets[i]] = kv_fingerprint_[sources[i]];
   }
 }

@@ -96,6 +96,7 @@ class LabelState final : public LayerState {
   bool advance(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
                std::uint32_t end);
   void report_offset(const char* what, std::uint32_t slot, std::int64_t stride);
+  [[gnu::cold]] void report_kv(FindingKind kind, std::uint32_t slot, const char* what);
   void report(FindingKind kind, std::string text, std::string expected, std::string actual);
 
   ZeroedArray<StateCell> states_;
@@ -114,6 +115,8 @@ class LabelState final : public LayerState {
 /// A LayerState without memory and without work, for runs that check nothing.
 class NoLayerState final : public LayerState {
  public:
+  void forward(const ForwardRow&) override {}
+  void launch(std::span<const StateSlot>) override {}
   void allocate_state(StateSlot) override {}
   void zero_state(StateSlot, StatePart) override {}
   void copy_state(StateSlot, StateSlot, StatePart) override {}

@@ -11,16 +11,6 @@
 
 namespace lockstep::cache_sim {
 
-/// KV slots that belong together, in token order: a slice of a shared array of slot numbers. Rows,
-/// nodes and the free list pass runs to each other, so that thousands of slots change hands at the
-/// cost of one.
-struct KvRun {
-  std::shared_ptr<const std::uint32_t[]> array;
-  std::uint32_t begin = 0;
-  std::uint32_t size = 0;
-
-  KvSlots slots() const { return {array.get() + begin, size}; }
-};
 using KvRuns = std::vector<KvRun>;
 
 /// An array for the numbers of the newest slots of a request that grows token by token. Requests

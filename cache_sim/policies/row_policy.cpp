@@ -32,7 +32,10 @@ Result<Reply> RowPolicy::apply(const Operation& operation) {
   switch (operation.verb) {
     case Verb::admit: return admit(operation);
     case Verb::compact: return compact(operation);
-    case Verb::step: begin_step(); return Reply{};
+    case Verb::step:
+      begin_step();
+      layers_.launch({});
+      return Reply{};
     case Verb::evict:
       if (operation.room != Operation::kAbsent) return fail("evict: rows keep no room for others");
       [[fallthrough]];
@@ -121,7 +124,7 @@ Result<Reply> RowPolicy::extend(RowRequest& request, const Operation& operation)
   if (request.computed + operation.n > sizes_.positions) return Reply::refusal(Refusal::no_kv);
   request.known.append(operation.tokens);
   const auto n = static_cast<std::uint32_t>(operation.n);
-  run(row_of(request), request.known.followed_by(operation.drafts), n, drafts != 0);
+  run(row_of(request), request.known.followed_by(operation.drafts), n, operation.drafts.size());
   if (drafts == 0) {
     request.computed += n;
   } else {

@@ -63,7 +63,8 @@ class RowPolicy : public Subject {
   virtual void end_row(std::uint32_t /*row*/) {}
   /// Runs `n` tokens from the row's length on. In a verification the last of them are drafts, and
   /// the length may stay as it is until the accept.
-  virtual void run(std::uint32_t row, const Tokens& tokens, std::uint32_t n, bool verifies) = 0;
+  virtual void run(std::uint32_t row, const Tokens& tokens, std::uint32_t n,
+                   std::uint32_t drafts) = 0;
   /// Keeps the first `accepted` tokens of the row's verification; request.known holds them already.
   virtual void keep(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) = 0;
   /// Copies the row's first `size` positions and its states to a place of the captured prefixes.

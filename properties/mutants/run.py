@@ -29,7 +29,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CHECKS = ("radix_auditor", "radix_recount", "radix_uses", "marconi_auditor", "edge_llm_auditor", "vllm_auditor",
-          "align_worker")
+          "align_worker", "label_blocks")
 COMPARED_WITH_VALUES = ("block_hash", "runtime_config")  # by tests of their own; a search reads neither
 SOURCES = ["cache_sim/policies/pools.cpp", "cache_sim/policies/row_policy.cpp",
            *(str(path.relative_to(ROOT)) for family in ("sglang", "vllm", "marconi", "edge_llm")

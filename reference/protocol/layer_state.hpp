@@ -7,17 +7,10 @@
 #include <span>
 
 #include "reference/base/ids.hpp"
+#include "reference/protocol/forward.hpp"
 #include "reference/protocol/tokens.hpp"
 
 namespace lockstep {
-
-/// KV slots in the order of the tokens whose keys and values they hold.
-using KvSlots = std::span<const std::uint32_t>;
-
-/// The two halves of a state slot. Different kernels move them: the recurrence and the convolution
-/// in front of it, which keeps its last inputs.
-enum class StatePart : std::uint8_t { recurrent, conv };
-inline constexpr StatePart kStateParts[] = {StatePart::recurrent, StatePart::conv};
 
 /// One row of a verification: the request's tokens from `begin` on, which the slot's state has not
 /// seen, and the drafts after them.
@@ -25,9 +18,7 @@ struct VerifiedRow {
   const Tokens& known;
   std::uint32_t begin;
   const Tokens& drafts;
-  /// By draft, its parent: 0 for the last known token, k for the k-th draft. Parents come before
-  /// their children. Empty: the drafts are a chain.
-  std::span<const std::int64_t> parents;
+  std::span<const std::int64_t> parents;  ///< as ForwardRow's
 
   std::uint32_t inputs() const { return known.size() - begin; }
   std::uint32_t size() const { return inputs() + drafts.size(); }
@@ -40,6 +31,17 @@ class LayerState {
  public:
   virtual ~LayerState() = default;
 
+  /// A row of the batch. The default body turns it into calls of the functions below: write_kv(),
+  /// then advance_state() and copy_state() from take to take, or verify_state(). Labels need no
+  /// more.
+  virtual void forward(const ForwardRow& row);
+  /// The batch is complete: the rows since the last launch run together, and beside them, over
+  /// these slots, rows of padding. A batch without a launch is complete when a slot of it is named
+  /// by any other call.
+  virtual void launch(std::span<const StateSlot> padding) {
+    for (const StateSlot slot : padding) run_padding_row(slot);
+  }
+
   /// A state slot leaves the free list. Its content is whatever its last owner left: only zero()
   /// cleans it.
   virtual void allocate_state(StateSlot slot) = 0;
@@ -47,7 +49,8 @@ class LayerState {
   virtual void zero_state(StateSlot slot, StatePart part) = 0;
   virtual void copy_state(StateSlot source, StateSlot target, StatePart part) = 0;
   /// Runs the layer over tokens[begin, end), starting from that part of the slot, which should
-  /// stand for tokens[0, begin).
+  /// stand for tokens[0, begin). Policies call it for a slot of no request, which has no KV; for
+  /// the slots of a row, forward() does.
   virtual void advance_state(StateSlot slot, StatePart part, const Tokens& tokens,
                              std::uint32_t begin, std::uint32_t end) = 0;
 
@@ -72,6 +75,12 @@ class LayerState {
   /// kept for the row's token `at`, counted from 0.
   virtual void commit_state(StateSlot verified, std::uint32_t at, StateSlot target,
                             StatePart part) = 0;
+  /// That part of the slot, which a verification from `begin` on has left as it was, runs again
+  /// over the accepted tokens [begin, end), from inputs that the verification has kept.
+  virtual void replay_state(StateSlot slot, StatePart part, const Tokens& tokens,
+                            std::uint32_t begin, std::uint32_t end) {
+    advance_state(slot, part, tokens, begin, end);
+  }
   /// Writes that part of the slot with the state that another server sends for tokens[0, size).
   virtual void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
                              std::uint32_t size) = 0;
@@ -82,8 +91,12 @@ class LayerState {
   /// False if write_kv() has no effect, so that a policy need not collect the slots for it.
   virtual bool keeps_kv() const { return true; }
   virtual void allocate_kv(KvSlots slots) = 0;
-  /// The forward writes the KV of tokens[begin, begin + slots.size()).
+  /// A forward writes the KV of tokens[begin, begin + slots.size()).
   virtual void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) = 0;
+  /// The same KV comes from elsewhere: another server has computed it, or a trace inserts it.
+  virtual void receive_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) {
+    write_kv(slots, tokens, begin);
+  }
   virtual void free_kv(KvSlots slots) = 0;
   /// Slot by slot, in order: a source that an earlier pair has overwritten gives what was written.
   virtual void copy_kv(KvSlots sources, KvSlots targets) = 0;

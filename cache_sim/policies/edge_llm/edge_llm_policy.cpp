@@ -28,9 +28,16 @@ EdgeLlmPolicy::EdgeLlmPolicy(const SubjectOptions& options, HybridLayers layers,
     layers_.allocate_state({slot});
     layers_.zero_state({slot});
   }
-  std::vector<std::uint32_t> all(static_cast<std::size_t>(layers_.keeps_kv() ? layout_.kv() : 0));
-  std::iota(all.begin(), all.end(), 1);
-  layers_.allocate_kv(all);
+  each(LayerKind::mamba,
+       [&](std::uint32_t layer) { state_layers_.push_back(layer * layout_.states_per_layer()); });
+  each(LayerKind::attention, [&](std::uint32_t layer) {
+    kv_layers_.push_back(layer * layout_.rows_per_layer() * layout_.row_size);
+  });
+  const auto count = static_cast<std::size_t>(layers_.keeps_kv() ? layout_.kv() : 0);
+  auto slots = std::make_shared_for_overwrite<std::uint32_t[]>(count);
+  std::iota(slots.get(), slots.get() + count, 1);
+  layers_.allocate_kv({slots.get(), count});
+  kv_slots_ = std::move(slots);
 }
 
 // --- Rows, slots and layers ----------------------------------------------------------------------
@@ -54,26 +61,14 @@ void EdgeLlmPolicy::each(LayerKind kind, Do act) const {
     if (hybrid_.at(absolute).kind == kind) act(local_of(absolute));
 }
 
-KvSlots EdgeLlmPolicy::kv_slots(std::uint32_t layer, std::uint32_t row, std::uint32_t begin,
-                                std::uint32_t end, std::vector<std::uint32_t>& scratch) const {
-  scratch.resize(end - begin);
-  std::iota(scratch.begin(), scratch.end(), layout_.kv_row(layer, row) + begin);
-  return scratch;
-}
-
-void EdgeLlmPolicy::write_kv(std::uint32_t slot, const Tokens& tokens, std::uint32_t begin,
-                             std::uint32_t end) {
-  if (!layers_.keeps_kv()) return;
-  each(LayerKind::attention, [&](std::uint32_t layer) {
-    layers_.write_kv(kv_slots(layer, slot, begin, end, scratch_), tokens, begin);
-  });
+KvSlots EdgeLlmPolicy::kv_slots(std::uint32_t layer, std::uint32_t row, std::uint32_t size) const {
+  return {kv_slots_.get() + layout_.kv_row(layer, row) - 1, size};
 }
 
 void EdgeLlmPolicy::copy_kv(std::uint32_t from, std::uint32_t to, std::uint32_t size) {
   if (!layers_.keeps_kv()) return;
   each(LayerKind::attention, [&](std::uint32_t layer) {
-    layers_.copy_kv(kv_slots(layer, from, 0, size, scratch_),
-                    kv_slots(layer, to, 0, size, more_scratch_));
+    layers_.copy_kv(kv_slots(layer, from, size), kv_slots(layer, to, size));
   });
 }
 
@@ -114,52 +109,69 @@ Reply EdgeLlmPolicy::resumed_at(std::uint32_t row, std::int64_t size) const {
       .set(ReplyField::conv, lengths.conv);
 }
 
-void EdgeLlmPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t n, bool verifies) {
-  if (verifies) return verify(row, tokens, n);
+void EdgeLlmPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t n,
+                        std::uint32_t drafts) {
+  if (drafts != 0) return verify(row, tokens, n, drafts);
   chunk(row, tokens, n);
   lengths_[row] += n;
 }
 
+/// The row that computes n tokens from the row's length on.
+ForwardRow EdgeLlmPolicy::forward_of(std::uint32_t row, const Tokens& tokens, std::uint32_t n) {
+  const std::uint32_t slot = slot_of(row);
+  const std::uint32_t begin = lengths_[row];
+  ForwardRow forward{.request = rows_[row],
+                     .tokens = tokens,
+                     .begin = begin,
+                     .end = std::min(begin + n, tokens.size()),
+                     .state_layers = state_layers_,
+                     .kv_layers = kv_layers_};
+  if (!state_layers_.empty()) forward.state = layout_.state(0, slot);
+  if (!kv_layers_.empty() && layers_.keeps_kv()) {
+    kv_ = {kv_slots_, layout_.kv_row(0, slot) - 1, layout_.row_size};
+    forward.kv = {&kv_, 1};
+  }
+  return forward;
+}
+
 /// Computes a chunk, or a decode step, of n tokens from the row's length on.
 void EdgeLlmPolicy::chunk(std::uint32_t row, const Tokens& tokens, std::uint32_t n) {
-  const std::uint32_t begin = lengths_[row];
-  const std::uint32_t end = std::min(begin + n, tokens.size());
-  const std::uint32_t slot = slot_of(row);
-  write_kv(slot, tokens, begin, end);
-  each(LayerKind::mamba, [&](std::uint32_t layer) {
-    const StateSlot state = layout_.state(layer, slot);
-    if (!rules_.resumes_conv && begin != 0) layers_.zero_state(state, StatePart::conv);
-    layers_.advance_state(state, tokens, begin, end);
-    if (rules_.takes_padding && n < longest_chunk_) {
-      const Tokens padding = Tokens::of_ids({0});
-      layers_.advance_state(state, StatePart::conv, tokens.prefix(end).followed_by(padding), end,
-                            end + 1);
-    }
-  });
+  const ForwardRow forward = forward_of(row, tokens, n);
+  const auto each_state = [&](auto act) {
+    each(LayerKind::mamba, [&](std::uint32_t layer) { act(layout_.state(layer, slot_of(row))); });
+  };
+  if (!rules_.resumes_conv && forward.begin != 0)
+    each_state([&](StateSlot state) { layers_.zero_state(state, StatePart::conv); });
+  layers_.forward(forward);
+  if (rules_.takes_padding && n < longest_chunk_) {
+    const Tokens padded = tokens.prefix(forward.end).followed_by(Tokens::of_ids({0}));
+    each_state([&](StateSlot state) {
+      layers_.advance_state(state, StatePart::conv, padded, forward.end, forward.end + 1);
+    });
+  }
   longest_chunk_ = std::max(longest_chunk_, n);
 }
 
 /// Leaves the row's states as they are and writes into snapshot t the states after t + 1 of the
 /// tokens. `edge-llm` replays the recurrent part from the committed state, so it takes no snapshot
 /// of that part.
-void EdgeLlmPolicy::verify(std::uint32_t row, const Tokens& tokens, std::uint32_t n) {
-  const std::uint32_t begin = lengths_[row];
-  const std::uint32_t slot = slot_of(row);
-  write_kv(slot, tokens, begin, std::min(begin + n, tokens.size()));
-  each(LayerKind::mamba, [&](std::uint32_t layer) {
-    StateSlot before = layout_.state(layer, slot);
-    for (std::uint32_t t = 0; t < n && begin + t < tokens.size(); ++t) {
-      const StateSlot snapshot = layout_.snapshot(layer, row, t);
-      for (const StatePart part : kStateParts) {
-        if (part == StatePart::recurrent && !rules_.moves_rows && !rules_.verification_writes)
-          continue;
-        layers_.copy_state(before, snapshot, part);
-        layers_.advance_state(snapshot, part, tokens, begin + t, begin + t + 1);
-      }
-      before = snapshot;
-    }
-    if (rules_.verification_writes) layers_.copy_state(before, layout_.state(layer, slot));
-  });
+void EdgeLlmPolicy::verify(std::uint32_t row, const Tokens& tokens, std::uint32_t n,
+                           std::uint32_t drafts) {
+  ForwardRow forward = forward_of(row, tokens, n);
+  const bool takes_both = rules_.moves_rows || rules_.verification_writes;
+  takes_.clear();
+  for (std::uint32_t t = 0; forward.begin + t < forward.end; ++t)
+    takes_.push_back(
+        {forward.begin + t + 1, layout_.snapshot(0, row, t), {.recurrent = takes_both}});
+  forward.drafts = drafts;
+  forward.keeps = kNoParts;
+  forward.takes = takes_;
+  layers_.forward(forward);
+  if (rules_.verification_writes && !takes_.empty())
+    each(LayerKind::mamba, [&](std::uint32_t layer) {
+      layers_.copy_state(layout_.snapshot(layer, row, forward.end - forward.begin - 1),
+                         layout_.state(layer, slot_of(row)));
+    });
 }
 
 /// Commits the states after the first `accepted` tokens of the verification.
@@ -172,7 +184,7 @@ void EdgeLlmPolicy::commit(const RowRequest& request, std::uint32_t row, std::ui
     const StateSlot state = layout_.state(layer, slot);
     const StateSlot snapshot = layout_.snapshot(layer, row, accepted - (late ? 0 : 1));
     if (rules_.moves_rows) return layers_.copy_state(snapshot, state);
-    layers_.advance_state(state, StatePart::recurrent, request.known, begin, begin + accepted);
+    layers_.replay_state(state, StatePart::recurrent, request.known, begin, begin + accepted);
     if (rules_.commits_conv) layers_.copy_state(snapshot, state, StatePart::conv);
   });
 }

@@ -87,7 +87,7 @@ class EdgeLlmPolicy final : public RowPolicy {
   void begin_step() override { longest_chunk_ = 0; }
   Reply begin_row(std::uint32_t row) override;
   void end_row(std::uint32_t row) override;
-  void run(std::uint32_t row, const Tokens& tokens, std::uint32_t n, bool verifies) override;
+  void run(std::uint32_t row, const Tokens& tokens, std::uint32_t n, std::uint32_t drafts) override;
   void keep(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) override;
   void save(std::uint32_t row, std::uint32_t place, std::uint32_t size) override;
   Reply load(std::uint32_t place, std::uint32_t row, std::uint32_t size) override;
@@ -99,14 +99,13 @@ class EdgeLlmPolicy final : public RowPolicy {
   Reply resumed_at(std::uint32_t row, std::int64_t size) const;
   void clear_slot(std::uint32_t slot);
   void chunk(std::uint32_t row, const Tokens& tokens, std::uint32_t n);
-  void verify(std::uint32_t row, const Tokens& tokens, std::uint32_t n);
+  void verify(std::uint32_t row, const Tokens& tokens, std::uint32_t n, std::uint32_t drafts);
+  ForwardRow forward_of(std::uint32_t row, const Tokens& tokens, std::uint32_t n);
   void commit(const RowRequest& request, std::uint32_t row, std::uint32_t accepted);
-  void write_kv(std::uint32_t slot, const Tokens& tokens, std::uint32_t begin, std::uint32_t end);
   void copy_kv(std::uint32_t from, std::uint32_t to, std::uint32_t size);
   void move_row(std::uint32_t from, std::uint32_t to, std::uint32_t size);
   void move_rows(const std::vector<std::int64_t>& mapping, std::vector<std::uint32_t> lengths);
-  KvSlots kv_slots(std::uint32_t layer, std::uint32_t row, std::uint32_t begin, std::uint32_t end,
-                   std::vector<std::uint32_t>& scratch) const;
+  KvSlots kv_slots(std::uint32_t layer, std::uint32_t row, std::uint32_t size) const;
   template <class Do>
   void each(LayerKind kind, Do act) const;
 
@@ -115,8 +114,11 @@ class EdgeLlmPolicy final : public RowPolicy {
   const EdgeLlmRules rules_;
   std::vector<std::uint32_t> slots_;  ///< by row
   std::vector<bool> slot_taken_;
-  std::uint32_t longest_chunk_ = 0;  ///< of the batch that the next step runs
-  std::vector<std::uint32_t> scratch_, more_scratch_;
+  std::uint32_t longest_chunk_ = 0;                      ///< of the batch that the next step runs
+  std::shared_ptr<const std::uint32_t[]> kv_slots_;      ///< all; none where no KV is kept
+  std::vector<std::uint32_t> state_layers_, kv_layers_;  ///< distances, as a ForwardRow has them
+  KvRun kv_;                                             ///< of the row that is told
+  std::vector<StateTake> takes_;                         ///< of that row
 };
 
 }  // namespace lockstep::cache_sim

@@ -69,7 +69,7 @@ MarconiPolicy::MarconiPolicy(const SubjectOptions& options, const MarconiRules& 
 Result<Reply> MarconiPolicy::apply(const Operation& operation) {
   switch (operation.verb) {
     case Verb::admit: return admit(operation);
-    case Verb::step: return Reply{};
+    case Verb::step: layers_.launch({}); return Reply{};
     case Verb::evict:
       if (operation.room != Operation::kAbsent) return fail("evict: Marconi keeps no room");
       return evict(std::max<std::int64_t>(operation.kv, 0),
@@ -194,22 +194,40 @@ void MarconiPolicy::start_state(MarconiRequest& request, const MarconiTree::Matc
   append_slice(request.kv, scratch_, 0, match.prefix);
 }
 
-/// The forward over tokens[computed, end) writes their KV through the row.
-void MarconiPolicy::write_kv(const MarconiRequest& request, const Tokens& tokens,
-                             std::uint32_t end) {
-  if (!layers_.keeps_kv()) return;
-  scratch_.clear();
-  append_slice(scratch_, request.kv, request.computed, end);
-  std::uint32_t at = request.computed;
-  for (const KvRun& run : scratch_) {
-    layers_.write_kv(run.slots(), tokens, at);
-    at += run.size;
-  }
+/// Computes tokens[computed, allocated). Where they pass the branch, the row leaves the state there
+/// in a slot of its own, which then goes into the tree.
+void MarconiPolicy::run(MarconiRequest& request, MarconiTree::Evicted& evicted) {
+  const std::uint32_t begin = request.computed;
+  const std::uint32_t stop = request.allocated;
+  const bool passes_branch = begin < request.branch && request.branch <= stop;
+  StateTake take{rules_.takes_branch_at_chunk_end ? stop : request.branch, StateSlot::none()};
+  if (passes_branch && rules_.stores_branches && make_room(sizes_.state_bytes, evicted))
+    take.target = states_.allocate();
+  ForwardRow row{.request = request.id,
+                 .tokens = request.known,
+                 .begin = begin,
+                 .end = stop,
+                 .state = request.live,
+                 .kv = request.kv};
+  if (take.target.exists()) row.takes = {&take, 1};
+  layers_.forward(row);
+  request.computed = stop;
+  if (take.target.exists()) store_branch(request, take.target);
 }
 
-void MarconiPolicy::advance(MarconiRequest& request, std::uint32_t stop) {
-  layers_.advance_state(request.live, request.known, request.computed, stop);
-  request.computed = stop;
+/// Leaves the live state as it is and, beside it, the state after each of the row's tokens.
+void MarconiPolicy::verify(MarconiRequest& request, const Tokens& drafts) {
+  request.verifying = true;
+  request.drafts = drafts;
+  const Tokens tokens = request.known.followed_by(drafts);
+  layers_.forward({.request = request.id,
+                   .tokens = tokens,
+                   .begin = request.computed,
+                   .end = request.allocated,
+                   .drafts = drafts.size(),
+                   .state = request.live,
+                   .keeps = kNoParts,
+                   .kv = request.kv});
 }
 
 Result<Reply> MarconiPolicy::extend(MarconiRequest& request, const Operation& operation) {
@@ -226,32 +244,19 @@ Result<Reply> MarconiPolicy::extend(MarconiRequest& request, const Operation& op
   request.allocated += count;
   own_tokens_ += count;
   request.known.append(operation.tokens);
-  if (drafts != 0) {
-    write_kv(request, request.known.followed_by(operation.drafts), request.allocated);
-    request.verifying = true;
-    request.drafts = operation.drafts;
-  } else {
-    write_kv(request, request.known, request.allocated);
-    const std::uint32_t stop = request.allocated;
-    const bool passes_branch =
-        request.computed < request.branch && request.branch <= stop && rules_.stores_branches;
-    if (passes_branch && make_room(sizes_.state_bytes, evicted)) {
-      advance(request, rules_.takes_branch_at_chunk_end ? stop : request.branch);
-      store_branch(request);
-    }
-    if (request.computed < stop) advance(request, stop);
-  }
+  if (drafts != 0)
+    verify(request, operation.drafts);
+  else
+    run(request, evicted);
   return Reply{}
       .set(ReplyField::n, operation.n)
       .set(ReplyField::evicted_kv, evicted.kv)
       .set(ReplyField::evicted_states, evicted.states);
 }
 
-/// The running state stands for the tokens up to the branch: the tree gets a copy. There is room.
-void MarconiPolicy::store_branch(MarconiRequest& request) {
+/// The tree gets the copy of the state at the branch.
+void MarconiPolicy::store_branch(MarconiRequest& request, StateSlot copy) {
   LOCKSTEP_MARK("marconi.branch");
-  const StateSlot copy = states_.allocate();
-  layers_.copy_state(request.live, copy);
   if (!store(request, request.branch, copy)) return;
   LOCKSTEP_MARK("marconi.branch_exists");
   if (rules_.frees_refused_branch) states_.release(copy);
@@ -296,7 +301,11 @@ Result<Reply> MarconiPolicy::accept(MarconiRequest& request, const Operation& op
   if (const Result<void> kept = check_kept(operation, request.drafts); !kept)
     return tl::unexpected(kept.error());
   request.known.append(operation.tokens);
-  advance(request, request.known.size() - 1);
+  const std::uint32_t stop = request.known.size() - 1;
+  if (stop > request.computed)  // otherwise a row without known tokens, of which no draft is kept
+    for (const StatePart part : kStateParts)
+      layers_.commit_state(request.live, stop - request.computed - 1, request.live, part);
+  request.computed = stop;
   request.verifying = false;
   request.drafts = Tokens();
   drop_kv(request, request.computed);

@@ -67,9 +67,9 @@ class MarconiPolicy final : public Subject, private MarconiTree::Memory {
   bool evict_one(MarconiTree::Evicted& evicted);
   bool make_room(std::int64_t bytes, MarconiTree::Evicted& evicted);
   void start_state(MarconiRequest& request, const MarconiTree::Match& match);
-  void write_kv(const MarconiRequest& request, const Tokens& tokens, std::uint32_t end);
-  void advance(MarconiRequest& request, std::uint32_t stop);
-  void store_branch(MarconiRequest& request);
+  void run(MarconiRequest& request, MarconiTree::Evicted& evicted);
+  void verify(MarconiRequest& request, const Tokens& drafts);
+  void store_branch(MarconiRequest& request, StateSlot copy);
   bool store(MarconiRequest& request, std::uint32_t size, StateSlot state);
   void use(MarconiRequest& request, MarconiTree::Index node);
   void drop_kv(MarconiRequest& request, std::uint32_t first);

@@ -17,48 +17,34 @@ SglangExtraBuffer::SglangExtraBuffer(const SubjectOptions& options)
       decode_grid_(
           static_cast<std::uint32_t>(std::lcm(std::int64_t{grid_}, options_.track_interval))) {}
 
-void SglangExtraBuffer::run_to(RadixRequest& request, std::uint32_t position) {
-  SglangPolicy::advance(request, position, Forward::chunk);
-}
-
-void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forward forward) {
-  const std::uint32_t last = stop / decode_grid_ * decode_grid_;
-  switch (forward) {
-    case Forward::chunk: track_chunk(request, stop); break;
-    case Forward::decode: {  // step by step, however many tokens one extend brings
-      const std::uint32_t first = request.computed / decode_grid_ * decode_grid_ + decode_grid_;
-      for (std::uint32_t at = first; at <= stop; at += decode_grid_) {
-        if (lazy())
-          launch_lazily(request, at);
-        else
-          track_decoded(request, at, forward);
-      }
-      break;
-    }
-    case Forward::verification:  // one step: the last position that it passes
-      if (last > request.computed && lazy())
-        track_verified_lazily(request, last);
-      else if (last > request.computed)
-        track_decoded(request, last, forward);
-      if (rules_.tracks_old_chunk_in_verify && request.admitted >= grid_) {
-        request.tracking.last = request.tracking.next;
-        request.tracking.last_size = request.admitted / grid_ * grid_;
-        layers_.copy_state(slot_of(request), request.tracking.slots[request.tracking.last]);
-      }
-      break;
+void SglangExtraBuffer::track(RadixRequest& request, std::uint32_t stop, Forward forward) {
+  if (forward == Forward::chunk) {
+    track_chunk(request, stop);
+    if (rules_.tracks_prefill_end && stop % decode_grid_ == 0)
+      takes_.push_back({stop, next_slot(request.tracking, stop)});
+    return;
   }
-  SglangPolicy::advance(request, stop, forward);
-  if (forward == Forward::chunk && rules_.tracks_prefill_end && stop == last)
-    track_decoded(request, stop, forward);
+  // Decoding goes step by step, however many tokens one extend brings.
+  const std::uint32_t first = request.computed / decode_grid_ * decode_grid_ + decode_grid_;
+  for (std::uint32_t at = first; at <= stop; at += decode_grid_)
+    takes_.push_back(
+        {at, lazy() ? launch_lazily(request.tracking, at) : next_slot(request.tracking, at)});
 }
 
-/// Copies the state after `position` tokens into the target. A verification has left that state
-/// beside the live one; otherwise the forward runs up to there.
-void SglangExtraBuffer::leave(RadixRequest& request, std::uint32_t position, StateSlot target,
-                              Forward forward) {
-  if (forward == Forward::verification) return commit(request, position, target);
-  run_to(request, position);
-  layers_.copy_state(slot_of(request), target);
+/// A verification is one step: the last position of the grid that its kept tokens pass is tracked.
+void SglangExtraBuffer::keep_verified(RadixRequest& request, std::uint32_t stop) {
+  Tracking& tracking = request.tracking;
+  const std::uint32_t last = stop / decode_grid_ * decode_grid_;
+  if (last > request.computed && lazy())
+    track_verified_lazily(request, last);
+  else if (last > request.computed)
+    commit(request, last, next_slot(tracking, last));
+  if (rules_.tracks_old_chunk_in_verify && request.admitted >= grid_) {
+    tracking.last = tracking.next;
+    tracking.last_size = request.admitted / grid_ * grid_;
+    layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
+  }
+  SglangPolicy::keep_verified(request, stop);
 }
 
 /// The position in the chunk [computed, stop) at which a state is kept; 0 for none: the branch
@@ -97,31 +83,29 @@ void SglangExtraBuffer::track_chunk(RadixRequest& request, std::uint32_t stop) {
   if (rules_.tracked_at == TrackedAt::page)
     taken = std::min(stop, request.computed + (position - request.computed) / page_ *
                                                   static_cast<std::uint32_t>(config_.model_chunk));
-  run_to(request, taken);
   Tracking& tracking = request.tracking;
   tracking.last = tracking.next;
   if (!lazy()) tracking.next = 1 - tracking.next;
   tracking.last_size = position;
-  const StateSlot taken_in = tracking.slots[tracking.last];
-  layers_.copy_state(slot_of(request), taken_in, StatePart::recurrent);
-  if (rules_.tracks_conv_at_chunk_end) run_to(request, stop);
-  layers_.copy_state(slot_of(request), taken_in, StatePart::conv);
+  const StateSlot target = tracking.slots[tracking.last];
+  const bool is_whole = !rules_.tracks_conv_at_chunk_end;
+  takes_.push_back({taken, target, {.conv = is_whole}});
+  if (!is_whole) takes_.push_back({stop, target, {.recurrent = false}});
 }
 
 bool SglangExtraBuffer::swaps_with_results() const {
   return rules_.swaps_with_results && config_.overlap != 0 && !lazy();
 }
 
-void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t position,
-                                      Forward forward) {
-  Tracking& tracking = request.tracking;
+/// The slot for the state after `position` tokens, which is the last tracked one from now on.
+StateSlot SglangExtraBuffer::next_slot(Tracking& tracking, std::uint32_t position) {
   const bool late = swaps_with_results();
   tracking.previous_size = tracking.next == tracking.last && !late ? 0 : tracking.last_size;
   tracking.previous = tracking.last;
   tracking.last = tracking.next;
   if (!late) tracking.next = 1 - tracking.last;
   tracking.last_size = position;
-  leave(request, position, tracking.slots[tracking.last], forward);
+  return tracking.slots[tracking.last];
 }
 
 // --- Lazy: one slot, and a second one while a state that is under way must not write over it -----
@@ -159,10 +143,9 @@ void SglangExtraBuffer::forget_launched(Tracking& tracking, std::uint32_t slot) 
                 [&](const Tracking::Launched& launched) { return launched.slot == slot; });
 }
 
-/// A decode step writes the state after `position` tokens; it is kept once its result is there.
-void SglangExtraBuffer::launch_lazily(RadixRequest& request, std::uint32_t position) {
-  run_to(request, position);
-  Tracking& tracking = request.tracking;
+/// The slot in which a decode step leaves the state after `position` tokens; it is kept once the
+/// step's result is there.
+StateSlot SglangExtraBuffer::launch_lazily(Tracking& tracking, std::uint32_t position) {
   const std::uint32_t other = 1 - tracking.next;
   // A second slot that is there waits for a result or for a verification.
   if (!tracking.slots[other].exists() && take_second_slot(tracking)) {
@@ -171,8 +154,8 @@ void SglangExtraBuffer::launch_lazily(RadixRequest& request, std::uint32_t posit
     if (tracking.next == tracking.last) tracking.last_size = 0;
     forget_launched(tracking, tracking.next);
   }
-  layers_.copy_state(slot_of(request), tracking.slots[tracking.next]);
   tracking.launched.push_back({tracking.next, position});
+  return tracking.slots[tracking.next];
 }
 
 void SglangExtraBuffer::results_came(RadixRequest& request) {
@@ -204,7 +187,7 @@ void SglangExtraBuffer::track_verified_lazily(RadixRequest& request, std::uint32
   Tracking& tracking = request.tracking;
   const std::uint32_t other = 1 - tracking.next;
   const std::uint32_t slot = tracking.slots[other].exists() ? other : tracking.next;
-  leave(request, position, tracking.slots[slot], Forward::verification);
+  commit(request, position, tracking.slots[slot]);
   if (slot == tracking.next) {
     tracking.last = slot;
     tracking.last_size = position;

@@ -15,7 +15,8 @@ class SglangExtraBuffer final : public SglangPolicy {
   int tracking_slots() const override { return lazy() ? 1 : 2; }
 
  private:
-  void advance(RadixRequest& request, std::uint32_t stop, Forward forward) override;
+  void track(RadixRequest& request, std::uint32_t stop, Forward forward) override;
+  void keep_verified(RadixRequest& request, std::uint32_t stop) override;
   Reply store_unfinished(RadixRequest& request, std::uint32_t up_to) override;
   bool store_finished(RadixRequest& request, std::uint32_t kept) override;
   void prepare_verification(RadixRequest& request, std::uint32_t tokens) override;
@@ -29,16 +30,14 @@ class SglangExtraBuffer final : public SglangPolicy {
   Tracked tracked_within(const RadixRequest& request, std::uint32_t most) const;
   std::uint32_t tracked_in_chunk(const RadixRequest& request, std::uint32_t stop) const;
   void track_chunk(RadixRequest& request, std::uint32_t stop);
-  void track_decoded(RadixRequest& request, std::uint32_t position, Forward forward);
-  void launch_lazily(RadixRequest& request, std::uint32_t position);
+  StateSlot next_slot(Tracking& tracking, std::uint32_t position);
+  StateSlot launch_lazily(Tracking& tracking, std::uint32_t position);
   void track_verified_lazily(RadixRequest& request, std::uint32_t position);
   bool take_second_slot(Tracking& tracking);
   void keep(Tracking& tracking, std::uint32_t slot, std::uint32_t size);
   static void forget_launched(Tracking& tracking, std::uint32_t slot);
   bool lazy() const { return options_.lazy; }
   bool swaps_with_results() const;
-  void run_to(RadixRequest& request, std::uint32_t position);
-  void leave(RadixRequest& request, std::uint32_t position, StateSlot target, Forward forward);
 
   const std::uint32_t grid_;         ///< tokens between positions that a chunk can be tracked at
   const std::uint32_t decode_grid_;  ///< the same for decoding: a multiple of it

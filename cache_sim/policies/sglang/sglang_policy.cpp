@@ -279,7 +279,10 @@ void SglangPolicy::receive(RadixRequest& request, std::uint32_t size) {
   const auto end = static_cast<std::uint32_t>(page_ceiling(size));
   kv_.allocate(end - request.allocated, request.kv, request.kv_tail);
   request.allocated = end;
-  write_kv(request, request.known, size);
+  if (layers_.keeps_kv())
+    for_slots(request.kv, request.computed, size, [&](KvSlots slots, std::uint32_t place) {
+      layers_.receive_kv(slots, request.known, place);
+    });
   for (const StatePart part : kStateParts) {
     if (!has_states_ || (part == StatePart::conv && !rules_.receives_conv)) continue;
     const std::uint32_t sent = rules_.receives_last_token ? size + 1 : size;
@@ -288,36 +291,26 @@ void SglangPolicy::receive(RadixRequest& request, std::uint32_t size) {
   request.computed = size;
 }
 
-/// The forward over tokens[computed, end) writes their KV through the row.
-void SglangPolicy::write_kv(const RadixRequest& request, const Tokens& tokens, std::uint32_t end) {
-  if (!layers_.keeps_kv()) return;
-  scratch_.clear();
-  append_slice(scratch_, request.kv, request.computed, end);
-  std::uint32_t at = request.computed;
-  for (const KvRun& run : scratch_) {
-    layers_.write_kv(run.slots(), tokens, at);
-    at += run.size;
+/// Computes tokens[computed, stop). Different kernels move the two parts of the state.
+void SglangPolicy::run(RadixRequest& request, std::uint32_t stop, Forward forward) {
+  ForwardRow row{.request = request.id,
+                 .tokens = request.known,
+                 .begin = request.computed,
+                 .end = stop,
+                 .kv = request.kv};
+  if (has_states_) {
+    const bool resumes = forward == Forward::chunk && row.begin > 0;
+    row.state = slot_of(request);
+    row.keeps = {.recurrent = rules_.chunk_moves_recurrent || !resumes,
+                 .conv = rules_.decode_moves_conv || stop != row.begin + 1};
+    if (!rules_.chunk_resumes_recurrent && resumes)
+      layers_.zero_state(row.state, StatePart::recurrent);
+    takes_.clear();
+    track(request, stop, forward);
+    row.takes = takes_;
   }
-}
-
-void SglangPolicy::advance(RadixRequest& request, std::uint32_t stop, Forward forward) {
-  if (has_states_ && forward == Forward::verification)
-    commit(request, stop, request.live);
-  else if (has_states_)
-    run(request, stop, forward);
+  layers_.forward(row);
   request.computed = stop;
-}
-
-/// Runs the layers over tokens[computed, stop). Different kernels move the two parts of the state.
-void SglangPolicy::run(const RadixRequest& request, std::uint32_t stop, Forward forward) {
-  const StateSlot slot = slot_of(request);
-  const bool resumes = forward == Forward::chunk && request.computed > 0;
-  if (!rules_.decode_moves_conv && stop == request.computed + 1)
-    return layers_.advance_state(slot, StatePart::recurrent, request.known, request.computed, stop);
-  if (!rules_.chunk_moves_recurrent && resumes)
-    return layers_.advance_state(slot, StatePart::conv, request.known, request.computed, stop);
-  if (!rules_.chunk_resumes_recurrent && resumes) layers_.zero_state(slot, StatePart::recurrent);
-  layers_.advance_state(slot, request.known, request.computed, stop);
 }
 
 Result<Reply> SglangPolicy::extend(const Operation& operation) {
@@ -359,8 +352,7 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
     request.in_flight[request.in_flight_count++] = stop;
   }
   if (drafts == 0) {
-    write_kv(request, request.known, stop);
-    advance(request, stop, forward);
+    run(request, stop, forward);
     if (!operation.async) results_came(request);
     batch_tokens_ += static_cast<std::uint32_t>(operation.n);
   } else {
@@ -578,28 +570,34 @@ void SglangPolicy::remove(RadixRequest& request) {
   request.known = {};
 }
 
-/// Begins a forward. A captured graph may have more rows than there are requests; these padding
+/// Launches the batch. A captured graph may have more rows than there are requests; these padding
 /// rows use state slot 0 and KV page 0.
 Result<Reply> SglangPolicy::step(const Operation& operation) {
   batch_tokens_ = 0;
   for (const Deferred& copy : std::exchange(deferred_, {}))
     layers_.copy_state(copy.source, copy.target, StatePart::conv);
-  if (operation.padded == Operation::kAbsent) return Reply{};
-  if (operation.padded < std::ssize(operation.ids))
-    return fail(fmt::format("step: padded={} has no room for {}", operation.padded,
-                            counted(operation.ids.size(), "row")));
-  if (!has_states_) return Reply{};
+  padding_.clear();
+  if (operation.padded != Operation::kAbsent) {
+    if (operation.padded < std::ssize(operation.ids))
+      return fail(fmt::format("step: padded={} has no room for {}", operation.padded,
+                              counted(operation.ids.size(), "row")));
+    if (has_states_) pad_to(static_cast<std::size_t>(operation.padded), operation.ids);
+  }
+  layers_.launch(padding_);
+  return Reply{};
+}
+
+/// Collects the slots of the graph's rows that no request has.
+void SglangPolicy::pad_to(std::size_t rows, const std::vector<Name>& ids) {
   if (!rules_.pads_with_old_rows) graph_slots_.clear();
-  const auto rows = static_cast<std::size_t>(operation.padded);
   if (graph_slots_.size() < rows) graph_slots_.resize(rows, StateSlot{0});
   for (std::size_t row = 0; row < rows; ++row) {
-    if (row >= operation.ids.size()) {
-      layers_.run_padding_row(graph_slots_[row]);
-    } else if (const RadixRequest* const request = find(operation.ids[row])) {
+    if (row >= ids.size()) {
+      padding_.push_back(graph_slots_[row]);
+    } else if (const RadixRequest* const request = find(ids[row])) {
       graph_slots_[row] = request->live;
     }
   }
-  return Reply{};
 }
 
 Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states) {

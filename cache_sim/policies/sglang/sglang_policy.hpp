@@ -115,8 +115,10 @@ class SglangPolicy : public Subject {
  protected:
   enum class Forward : std::uint8_t { chunk, decode, verification };
 
-  /// The forward moves the request's state from tokens[0, computed) to tokens[0, stop).
-  virtual void advance(RadixRequest& request, std::uint32_t stop, Forward forward);
+  /// Adds to `takes_` the states that the row over tokens[computed, stop) leaves on its way.
+  virtual void track(RadixRequest& /*request*/, std::uint32_t /*stop*/, Forward /*forward*/) {}
+  /// Of a verification, what it did up to `stop` tokens is kept.
+  virtual void keep_verified(RadixRequest& request, std::uint32_t stop);
   /// A checkpoint of what is computed up to `up_to` tokens.
   virtual Reply store_unfinished(RadixRequest& request, std::uint32_t up_to);
   /// Stores what the first `kept` computed tokens leave in the cache. Returns exist.
@@ -147,6 +149,7 @@ class SglangPolicy : public Subject {
   StatePool states_;
   RadixTree tree_;
   std::uint32_t batch_tokens_ = 0;  ///< of extends that wait for their `step`
+  std::vector<StateTake> takes_;    ///< of the row that is about to be told
 
  private:
   // Request verbs.
@@ -158,6 +161,7 @@ class SglangPolicy : public Subject {
   Result<Reply> finish(const Operation& operation);
   Result<Reply> release(const Operation& operation);  // abort, preempt
   Result<Reply> step(const Operation& operation);
+  void pad_to(std::size_t rows, const std::vector<Name>& ids);
   Reply evict(std::int64_t kv, std::int64_t states);
   Result<Reply> make_room(const Operation& operation);
   Reply check() const;
@@ -184,11 +188,9 @@ class SglangPolicy : public Subject {
   bool take_slots(RadixRequest& request, RadixTree::Evicted& evicted);
   void receive(RadixRequest& request, std::uint32_t size);
   void enter(RadixRequest&& request);
-  void write_kv(const RadixRequest& request, const Tokens& tokens, std::uint32_t end);
   static Result<void> check_tree(const Operation& operation);
-  void run(const RadixRequest& request, std::uint32_t stop, Forward forward);
+  void run(RadixRequest& request, std::uint32_t stop, Forward forward);
   void verify(RadixRequest& request, const Operation& operation);
-  void write_tree_kv(const RadixRequest& request, const VerifiedRow& row);
   void move_kept_kv(const RadixRequest& request);
   void free_kv_from(RadixRequest& request, std::uint32_t first);
   void remove(RadixRequest& request);
@@ -200,6 +202,7 @@ class SglangPolicy : public Subject {
   std::vector<HeldSlot> held_slots_;
   std::vector<HeldLock> held_locks_;
   std::vector<StateSlot> graph_slots_;  // by row of the captured graph: the slot in its buffer
+  std::vector<StateSlot> padding_;      // slots of the rows of padding; kept between calls
   KvRuns scratch_;
   struct Deferred {
     StateSlot source, target;

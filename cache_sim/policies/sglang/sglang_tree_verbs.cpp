@@ -48,7 +48,7 @@ Result<Reply> SglangPolicy::insert(const Operation& operation) {
   KvRuns row;
   if (size != first) {
     row.push_back(kv_.allocate(size - first));
-    layers_.write_kv(row.front().slots(), operation.tokens, first);
+    layers_.receive_kv(row.front().slots(), operation.tokens, first);
   }
   const RadixTree::Inserted done =
       tree_.insert(operation.tokens, size, operation.salt, row, first,

@@ -51,27 +51,22 @@ void SglangPolicy::verify(RadixRequest& request, const Operation& operation) {
   request.drafts = operation.drafts;
   request.parents = operation.parents;
   request.verified_inputs = request.known.size() - request.computed;
-  const VerifiedRow row{request.known, request.computed, request.drafts, request.parents};
-  if (request.parents.empty())
-    write_kv(request, request.known.followed_by(request.drafts), request.computed + row.size());
-  else
-    write_tree_kv(request, row);
-  if (has_states_)
-    for (const StatePart part : kStateParts) layers_.verify_state(slot_of(request), part, row);
+  const Tokens tokens = request.known.followed_by(request.drafts);
+  layers_.forward({.request = request.id,
+                   .tokens = tokens,
+                   .begin = request.computed,
+                   .end = tokens.size(),
+                   .drafts = request.drafts.size(),
+                   .parents = request.parents,
+                   .state = has_states_ ? slot_of(request) : StateSlot::none(),
+                   .keeps = kNoParts,
+                   .kv = request.kv});
   request.verifying = true;
 }
 
-/// The KV of a draft stands for the tokens on its way from the root.
-void SglangPolicy::write_tree_kv(const RadixRequest& request, const VerifiedRow& row) {
-  if (!layers_.keeps_kv()) return;
-  write_kv(request, request.known, request.known.size());
-  std::vector<Tokens> ways{request.known};
-  for (std::uint32_t draft = 1; draft <= row.drafts.size(); ++draft) {
-    ways.push_back(ways[row.parent_of(draft)].followed_by(row.drafts.slice(draft - 1, draft)));
-    KvRuns place;
-    append_slice(place, request.kv, request.known.size() + draft - 1, request.known.size() + draft);
-    layers_.write_kv(place.front().slots(), ways.back(), ways.back().size() - 1);
-  }
+void SglangPolicy::keep_verified(RadixRequest& request, std::uint32_t stop) {
+  if (has_states_) commit(request, stop, request.live);
+  request.computed = stop;
 }
 
 /// The KV of the kept drafts moves to the places after the known tokens (SGLang's
@@ -124,8 +119,7 @@ Result<Reply> SglangPolicy::accept(const Operation& operation) {
     if (request->kept.size() != kept) return fail("accept: the tokens kept are not the drafts");
     move_kept_kv(*request);
     request->known = request->known.followed_by(operation.tokens);
-    const std::uint32_t stop = request->known.size() - 1;
-    advance(*request, stop, Forward::verification);
+    keep_verified(*request, request->known.size() - 1);
     request->verifying = false;
     // With this defect the sampled token counts as computed, because a rejected draft was computed
     // in its place.

@@ -39,43 +39,51 @@ StaticKvPolicy::StaticKvPolicy(const SubjectOptions& options)
       rules_(with_defect(StaticKvRules{}, options.defect)),
       areas_(areas_of(options.config)) {
   if (!layers_.keeps_kv()) return;
-  std::vector<std::uint32_t> slots(static_cast<std::size_t>(areas_.slots()));
-  std::iota(slots.begin(), slots.end(), 1u);
-  layers_.allocate_kv(slots);  // once, as an exported model's tensors are
+  const auto count = static_cast<std::size_t>(areas_.slots());
+  auto slots = std::make_shared_for_overwrite<std::uint32_t[]>(count);
+  std::iota(slots.get(), slots.get() + count, 1u);
+  layers_.allocate_kv({slots.get(), count});  // once, as an exported model's tensors are
+  slots_ = std::move(slots);
 }
 
 // --- Forwards ------------------------------------------------------------------------------------
 
-/// The forward writes KV of tokens[begin, end) to these positions of the area, modulo M.
-void StaticKvPolicy::write(std::uint32_t area, const Tokens& tokens, std::uint32_t begin,
-                           std::uint32_t end) {
-  if (!layers_.keeps_kv()) return;
-  targets_.clear();
-  for (std::uint32_t position = begin; position < end; ++position)
-    targets_.push_back(areas_.first_slot(area) + position % areas_.positions);
-  layers_.write_kv(targets_, tokens, begin);
+/// The area's slots for places 0 … size - 1, modulo M.
+KvRuns StaticKvPolicy::places_of(std::uint32_t area, std::uint32_t size) const {
+  KvRuns runs;
+  if (slots_ == nullptr) return runs;
+  for (std::uint32_t place = 0; place < size; place += areas_.positions)
+    runs.push_back({slots_, areas_.first_slot(area) - 1, std::min(areas_.positions, size - place)});
+  return runs;
 }
 
 /// Positions [begin, end) of one area become those from `target` on of another.
 void StaticKvPolicy::copy(std::uint32_t from, std::uint32_t to, std::uint32_t begin,
                           std::uint32_t end, std::uint32_t target) {
   if (!layers_.keeps_kv() || begin >= end) return;
-  sources_.resize(end - begin);
-  targets_.resize(end - begin);
-  std::iota(sources_.begin(), sources_.end(), areas_.first_slot(from) + begin);
-  std::iota(targets_.begin(), targets_.end(), areas_.first_slot(to) + target);
-  layers_.copy_kv(sources_, targets_);
+  const std::size_t size = end - begin;
+  layers_.copy_kv({slots_.get() + areas_.first_slot(from) - 1 + begin, size},
+                  {slots_.get() + areas_.first_slot(to) - 1 + target, size});
 }
 
-/// One call of the program: `n` tokens after `past`, padded to the bucket.
-void StaticKvPolicy::call(std::uint32_t row, const Tokens& tokens, std::uint32_t past,
-                          std::uint32_t n, std::uint32_t bucket) {
-  const Tokens padding = Tokens::of_ids(std::vector<std::uint32_t>(bucket - n, 0));
-  const Tokens padded = tokens.prefix(past + n).followed_by(padding);
+/// One call of the program: `n` tokens after `past`, padded to the bucket. Of all tokens, the last
+/// `drafts` are drafts.
+void StaticKvPolicy::call(std::uint32_t row, const Tokens& tokens, std::uint32_t drafts,
+                          std::uint32_t past, std::uint32_t n, std::uint32_t bucket) {
   if (rules_.copies_past) copy(area_of(row), areas_.copy(), 0, past, 0);
-  if (rules_.writes_twice) write(areas_.copy(), padded, past, past + bucket);
   attended_ = {rows_[row], tokens.prefix(past + n)};
-  write(areas_.sidecar(), padded, past, past + bucket);
+  const std::uint32_t known = tokens.size() - drafts;
+  const KvRuns copied = places_of(areas_.copy(), past + bucket);
+  const KvRuns sidecar = places_of(areas_.sidecar(), past + bucket);
+  layers_.forward({.request = rows_[row],
+                   .tokens = tokens,
+                   .begin = past,
+                   .end = past + n,
+                   .drafts = past + n - std::clamp(known, past, past + n),
+                   .kv = copied,
+                   .writes_kv = rules_.writes_twice,
+                   .padded_to = past + bucket,
+                   .also = sidecar});
   const std::uint32_t applied = rules_.commits_tail ? bucket : n;
   copy(areas_.sidecar(), area_of(row), past, past + applied, rules_.applies_at_front ? 0 : past);
   lengths_[row] = past + applied;
@@ -83,7 +91,7 @@ void StaticKvPolicy::call(std::uint32_t row, const Tokens& tokens, std::uint32_t
 
 /// Computes `n` tokens from the row's length on, call by call.
 void StaticKvPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t n,
-                         bool /*verifies*/) {
+                         std::uint32_t drafts) {
   const std::uint32_t begin = lengths_[row];
   for (std::uint32_t done = 0; done < n;) {
     const std::uint32_t from = rules_.counts_from_live_length ? lengths_[row] : begin;
@@ -91,7 +99,7 @@ void StaticKvPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t 
     if (past >= std::min(areas_.positions, tokens.size())) return;  // a defect only
     const std::uint32_t left = std::min({n - done, areas_.positions - past, tokens.size() - past});
     const Cut cut = first_call(left, past, areas_.positions, rules_.wraps_around);
-    call(row, tokens, past, cut.tokens, cut.bucket);
+    call(row, tokens, drafts, past, cut.tokens, cut.bucket);
     done += cut.tokens;
   }
 }

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cache_sim/policies/pools.hpp"
 #include "cache_sim/policies/row_policy.hpp"
 
 namespace lockstep::cache_sim {
@@ -63,16 +64,16 @@ class StaticKvPolicy final : public RowPolicy {
 
  private:
   Reply begin_row(std::uint32_t row) override;
-  void run(std::uint32_t row, const Tokens& tokens, std::uint32_t n, bool verifies) override;
+  void run(std::uint32_t row, const Tokens& tokens, std::uint32_t n, std::uint32_t drafts) override;
   void keep(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) override;
   void save(std::uint32_t row, std::uint32_t place, std::uint32_t size) override;
   Reply load(std::uint32_t place, std::uint32_t row, std::uint32_t size) override;
   std::vector<std::uint32_t> reorder(const std::vector<std::int64_t>& mapping,
                                      std::uint32_t kept) override;
 
-  void call(std::uint32_t row, const Tokens& tokens, std::uint32_t past, std::uint32_t n,
-            std::uint32_t bucket);
-  void write(std::uint32_t area, const Tokens& tokens, std::uint32_t begin, std::uint32_t end);
+  void call(std::uint32_t row, const Tokens& tokens, std::uint32_t drafts, std::uint32_t past,
+            std::uint32_t n, std::uint32_t bucket);
+  KvRuns places_of(std::uint32_t area, std::uint32_t size) const;
   void copy(std::uint32_t from, std::uint32_t to, std::uint32_t begin, std::uint32_t end,
             std::uint32_t target);
 
@@ -80,7 +81,7 @@ class StaticKvPolicy final : public RowPolicy {
   const Areas areas_;
   bool reordered_ = false;  ///< the rows' tensor is the second of the two
   Attended attended_;
-  std::vector<std::uint32_t> sources_, targets_;
+  std::shared_ptr<const std::uint32_t[]> slots_;  ///< of all areas; null where no KV is kept
 };
 
 }  // namespace lockstep::cache_sim

@@ -1,67 +1,15 @@
 #include "cache_sim/policies/vllm/align_worker.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
-#include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
-#include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
-namespace {
 
-constexpr std::size_t kMostFindings = 8;  // the first is the one that counts
-
-std::size_t largest_block(const BlockRules& rules) {
-  std::int64_t most = 0;
-  for (const GroupSpec& group : rules.groups)
-    if (!is_state(group.kind)) most = std::max(most, group.block);
-  return static_cast<std::size_t>(most);
-}
-
-std::size_t conv_rows(const BlockRules& rules) {
-  return static_cast<std::size_t>(AlignWorker::kConvWidth - 1 + rules.drafts);
-}
-
-}  // namespace
-
-AlignWorker::AlignWorker(const BlockRules& rules, const BlockPool& pool)
-    : rules_(rules),
-      pool_(pool),
-      kv_size_(largest_block(rules)),
-      conv_size_(conv_rows(rules)),
-      kv_((std::size_t{pool.block_count()} + 1) * kv_size_),
-      conv_((std::size_t{pool.block_count()} + 1) * conv_size_),
-      recurrent_(std::size_t{pool.block_count()} + 1, Label{.poisoned = true}),
-      written_(recurrent_.size()),
-      compared_keys_(recurrent_.size()) {
+AlignWorker::AlignWorker(const BlockRules& rules, BlockMemory& memory)
+    : rules_(rules), memory_(memory) {
   for (std::uint32_t group = 0; group < rules.groups.size(); ++group)
     (is_state(rules.groups[group].kind) ? state_groups_ : kv_groups_).push_back(group);
-}
-
-void AlignWorker::report(const std::string& text, const std::string& expected,
-                         const std::string& actual) {
-  if (findings_.size() < kMostFindings)
-    findings_.push_back({FindingKind::wrong_state_prefix, text, expected, actual});
-}
-
-/// The null block where there is no such column.
-BlockId AlignWorker::block_at(const std::vector<BlockId>& columns, std::int64_t column) {
-  if (column < 0 || column >= std::ssize(columns)) return kNullBlock;
-  return columns[static_cast<std::size_t>(column)];
-}
-
-BlockId AlignWorker::column_of(const BlockTable& table, std::int64_t column) {
-  return block_at(table.columns, column);
-}
-
-void AlignWorker::take_fingerprints(const WorkerRow& row) {
-  const std::int64_t window = std::max(kConvWidth - 1, row.external);
-  fingerprints_begin_ = std::max<std::int64_t>(row.start - window, 0);
-  fingerprints_.resize(static_cast<std::size_t>(row.end - fingerprints_begin_));
-  row.tokens.prefix_fingerprints(static_cast<std::uint32_t>(fingerprints_begin_),
-                                 static_cast<std::uint32_t>(row.end), fingerprints_);
 }
 
 // --- Requests ------------------------------------------------------------------------------------
@@ -71,25 +19,20 @@ void AlignWorker::admit(std::uint32_t place) {
   const std::int64_t old = seats_[place].accepted;
   seats_[place] = Seat{};
   if (rules_.resumes_with_old_accepted) seats_[place].accepted = old;
-}
-
-void AlignWorker::learn(const std::vector<KeyId>& keys, const Tokens& tokens) {
-  // Keys are a chain: where the last one is known, so are those before it.
-  for (std::size_t i = keys.size(); i-- > 0;) {
-    if (keys[i] >= of_key_.size()) of_key_.resize(std::size_t{keys[i]} + 1);
-    if (!of_key_[keys[i]].empty()) return;
-    of_key_[keys[i]] = tokens.prefix(
-        static_cast<std::uint32_t>((static_cast<std::int64_t>(i) + 1) * rules_.hash_block));
-  }
+  memory_.admit(place);
 }
 
 // --- A step --------------------------------------------------------------------------------------
 
 void AlignWorker::forward(const std::vector<BlockCopy>& copies, std::span<const WorkerRow> rows) {
   copy_blocks(copies, false);
+  for (const WorkerRow& row : rows) prepare(row);
   for (const WorkerRow& row : rows) run(row);
+  memory_.launch();
+  if (has_running_states())  // of the token that is sampled in any case
+    for (const WorkerRow& row : rows) settle(seats_[row.place], *row.request, 1);
   if (rules_.defers_last_group) copy_blocks(copies, true);
-  for (const BlockCopy& copy : copies) check_block_once(copy.target);
+  for (const BlockCopy& copy : copies) memory_.check(copy.target);
   for (const WorkerRow& row : rows) check_tables(*row.request);
 }
 
@@ -99,110 +42,93 @@ void AlignWorker::copy_blocks(const std::vector<BlockCopy>& copies, bool is_late
   for (const BlockCopy& copy : copies) {
     if (rules_.copies_first_group_alone && copy.group != 0) continue;
     if (rules_.defers_last_group && is_late != (copy.group + 1 == rules_.groups.size())) continue;
-    copy_block(copy);
+    memory_.copy(copy);
   }
 }
 
-void AlignWorker::copy_block(const BlockCopy& copy) {
-  ++written_[copy.target];
-  if (!is_state(rules_.groups[copy.group].kind)) {
-    std::copy_n(kv_of(copy.source), kv_size_, kv_of(copy.target));
-    return;
-  }
-  recurrent_[copy.target] = recurrent_[copy.source];
-  std::copy_n(conv_of(copy.source), conv_size_, conv_of(copy.target));
+/// Before the forward: what another server has sent comes, and the running state goes to its
+/// column.
+void AlignWorker::prepare(const WorkerRow& row) {
+  if (row.external > 0) load(row);
+  if (has_running_states()) change_column(row);
 }
 
 void AlignWorker::run(const WorkerRow& row) {
-  take_fingerprints(row);
-  if (row.external > 0) load(row);
-  run_kv(row);
-  if (state_groups_.empty()) return;
-  if (rules_.splitter_block == 0)
-    run_all_states(row);
-  else
-    run_states(row);
+  clear();
+  for (const std::uint32_t group : kv_groups_) add_kv(row, group);
+  const bool verifies = has_running_states() && seats_[row.place].verifies;
+  if (has_running_states())
+    add_running_states(row);
+  else if (!state_groups_.empty())
+    add_all_states(row);
+  memory_.forward(told(row, verifies));
 }
 
 void AlignWorker::receive(const WorkerRow& row) {
-  take_fingerprints(row);
   load(row);
   check_tables(*row.request);
 }
 
-/// Writes the received KV where the group has a block for it, and the state after the last token.
+/// KV comes where the group has a block for it, and with it the state after the last token.
 void AlignWorker::load(const WorkerRow& row) {
   const auto is_left_out = [&](std::uint32_t group) {
     return rules_.loads_one_group_less && group + 1 == rules_.groups.size();
   };
-  for (const std::uint32_t group : kv_groups_) {
-    if (is_left_out(group)) continue;
-    const std::int64_t size = rules_.groups[group].block;
-    for (std::int64_t i = row.start - row.external; i < row.start; ++i) {
-      const BlockId block = column_of(row.request->tables[group], i / size);
-      if (block == kNullBlock) continue;
-      kv_of(block)[i % size] = fingerprint_at(i);
-      ++written_[block];
-    }
-  }
+  clear();
+  for (const std::uint32_t group : kv_groups_)
+    if (!is_left_out(group)) add_kv(row, group);
   for (const std::uint32_t group : state_groups_) {
     if (is_left_out(group)) continue;
     const std::int64_t column = (row.start - 1) / rules_.state_block;
-    const BlockId block = column_of(row.request->tables[group], column);
-    if (block != kNullBlock)
-      store_prefix(row, block, row.start,
-                   label_of(row.tokens, static_cast<std::uint32_t>(row.start)));
+    add_states(row, group, column, 0)
+        .stores.push_back({row.start, block_at(row.request->tables[group].columns, column)});
   }
+  memory_.receive(told(row, false));
 }
 
-void AlignWorker::run_kv(const WorkerRow& row) {
-  Seat& seat = seats_[row.place];
-  seat.read.resize(rules_.groups.size());
-  for (const std::uint32_t group : kv_groups_) {
-    const GroupSpec& spec = rules_.groups[group];
-    const BlockTable& table = row.request->tables[group];
-    const std::int64_t first =
-        spec.kind == GroupKind::window ? std::max<std::int64_t>(0, row.start - spec.window + 1) : 0;
-    checks_.kv += row.start - first;
-    std::vector<Seen>& read = seat.read[group];
-    read.resize(table.columns.size());
-    for (std::int64_t column = first / spec.block; column * spec.block < row.start; ++column) {
-      const BlockId block = column_of(table, column);
-      const Seen now{block, written_[block]};
-      const bool exists = column < std::ssize(read);
-      if (exists && read[static_cast<std::size_t>(column)] == now) continue;
-      read_column(row, group, column, first);
-      if (exists && (column + 1) * spec.block <= row.start)
-        read[static_cast<std::size_t>(column)] = now;
-    }
-    for (std::int64_t i = row.start; i < row.end; ++i) {
-      const BlockId block = column_of(table, i / spec.block);
-      kv_of(block)[i % spec.block] = fingerprint_at(i);
-      ++written_[block];
-    }
-  }
+// --- A row, as the memory is told it -------------------------------------------------------------
+
+void AlignWorker::clear() {
+  kv_.clear();
+  states_count_ = 0;
 }
 
-/// Compares the KV of a column's tokens, from token `first` to those before the row.
-void AlignWorker::read_column(const WorkerRow& row, std::uint32_t group, std::int64_t column,
-                              std::int64_t first) {
-  const std::int64_t size = rules_.groups[group].block;
-  const std::int64_t begin = std::max(first, column * size);
-  const std::int64_t end = std::min(row.start, (column + 1) * size);
-  const BlockId block = column_of(row.request->tables[group], column);
-  prefixes_.resize(static_cast<std::size_t>(end - begin));
-  row.tokens.prefix_fingerprints(static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end),
-                                 prefixes_);
-  for (std::int64_t i = begin; i < end; ++i) {
-    if (kv_of(block)[i % size] == prefixes_[static_cast<std::size_t>(i - begin)]) continue;
-    return report(
-        fmt::format(
-            "group {}: a forward from token {} on reads KV that is not that of token {}, in "
-            "block {}",
-            group, row.start, i, block),
-        row.tokens.prefix(static_cast<std::uint32_t>(i + 1)).text(40), "that of other tokens");
-  }
+void AlignWorker::add_kv(const WorkerRow& row, std::uint32_t group) {
+  const GroupSpec& spec = rules_.groups[group];
+  const std::int64_t first =
+      spec.kind == GroupKind::window ? std::max<std::int64_t>(0, row.start - spec.window + 1) : 0;
+  kv_.push_back({group, row.request->tables[group].columns, spec.block, first});
 }
+
+/// The states of a group that begin in this column or, at the accepted one of a verification,
+/// `offset` columns behind it. The window lies in the column itself.
+BlockStates& AlignWorker::add_states(const WorkerRow& row, std::uint32_t group, std::int64_t column,
+                                     std::int64_t offset) {
+  if (states_.size() == states_count_) states_.emplace_back();
+  BlockStates& states = states_[states_count_++];
+  const std::vector<BlockId>& columns = row.request->tables[group].columns;
+  states.group = group;
+  states.from_nothing = row.start == 0 && !(row.drafts > 0 && rules_.begins_with_recycled_states);
+  states.recurrent = block_at(columns, column + offset);
+  states.conv = block_at(columns, column);
+  states.conv_begin = offset;
+  states.stores.clear();
+  return states;
+}
+
+BlockRow AlignWorker::told(const WorkerRow& row, bool verifies) const {
+  return {.place = row.place,
+          .tokens = row.tokens,
+          .start = row.start,
+          .end = row.end,
+          .drafts = row.drafts,
+          .external = row.external,
+          .verifies = verifies,
+          .kv = kv_,
+          .states = {states_.data(), states_count_}};
+}
+
+// --- States --------------------------------------------------------------------------------------
 
 /// Whether the row runs in the kernels for verifications. A row of one token after the prompt does,
 /// even without drafts. A replay of several known tokens does not.
@@ -216,20 +142,20 @@ bool AlignWorker::is_verification(const WorkerRow& row, bool is_new) const {
 
 /// "all" mode: kernels load the state from the column of the token before the row and store one at
 /// every block end that they pass, and after the last token.
-void AlignWorker::run_all_states(const WorkerRow& row) {
+void AlignWorker::add_all_states(const WorkerRow& row) {
   const std::int64_t block = rules_.state_block;
   const std::int64_t last = ceil_div(row.end, block) - 1;
   for (const std::uint32_t group : state_groups_) {
-    const BlockTable& table = row.request->tables[group];
-    begin(row, table, row.start == 0 ? 0 : (row.start - 1) / block, 0);
+    BlockStates& states = add_states(row, group, row.start == 0 ? 0 : (row.start - 1) / block, 0);
     for (std::int64_t column = row.start / block; column <= last; ++column)
       if (column == last || !rules_.stores_chunk_ends_alone)
-        store_prefix(row, column_of(table, column), std::min((column + 1) * block, row.end),
-                     loaded_);
+        states.stores.push_back({std::min((column + 1) * block, row.end),
+                                 block_at(row.request->tables[group].columns, column)});
   }
 }
 
-void AlignWorker::run_states(const WorkerRow& row) {
+/// Decides the column in which the row's state runs, and moves the state there from another one.
+void AlignWorker::change_column(const WorkerRow& row) {
   Seat& seat = seats_[row.place];
   const std::int64_t block = rules_.state_block;
   const bool is_new = seat.running == kNone;
@@ -248,94 +174,34 @@ void AlignWorker::run_states(const WorkerRow& row) {
     move_state(seat, *row.request, previous, current, bias);
     if (rules_.copy_resets_accepted) seat.accepted = 1;
   }
-  std::int64_t offset = seat.accepted - 1;
-  if (rules_.forgets_accepted_without_drafts && row.drafts == 0) offset = 0;
-  for (const std::uint32_t group : state_groups_) {
-    const BlockTable& table = row.request->tables[group];
-    begin(row, table, current, verifies ? offset : 0);
-    if (verifies)
-      verify(row, table, current, offset);
-    else
-      compute(row, table, current);
-  }
+  seat.verifies = verifies;
   seat.running = current;
   seat.decided = row.end - row.drafts;
-  settle(seat, *row.request, 1);  // the token that is sampled in any case
 }
 
-/// Loads the state that the row begins with, and compares it with the tokens before the row.
-void AlignWorker::begin(const WorkerRow& row, const BlockTable& table, std::int64_t column,
-                        std::int64_t offset) {
-  const bool is_recycled = row.drafts > 0 && rules_.begins_with_recycled_states;
-  if (row.start == 0 && !is_recycled) {
-    loaded_ = Label{};
-    return;
-  }
-  ++checks_.states;
-  const BlockId block = column_of(table, column + offset);
-  loaded_ = recurrent_[block];
-  const Label expected = label_of(row.tokens, static_cast<std::uint32_t>(row.start));
-  if (loaded_ != expected)
-    report(fmt::format("a forward from token {} on begins with the recurrent state of block {}, "
-                       "which stands for {}",
-                       row.start, block, loaded_.text()),
-           expected.text(), loaded_.text());
-  const std::uint64_t* const conv = conv_of(column_of(table, column)) + offset;
-  for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
-    if (conv[i] != fingerprint_at(row.start - (kConvWidth - 1) + i)) {
-      report(fmt::format("a forward from token {} on begins with a conv window whose row {} is of "
-                         "another token",
-                         row.start, i),
-             fmt::format("token {}", row.start - (kConvWidth - 1) + i), "another one");
-      return;
-    }
-}
-
-/// Stores the state after each token, and the conv rows of all of them in the running column.
-void AlignWorker::verify(const WorkerRow& row, const BlockTable& table, std::int64_t column,
-                         std::int64_t offset) {
-  std::uint64_t* const conv = conv_of(column_of(table, column));
-  ++written_[column_of(table, column)];
-  const std::int64_t kept = kConvWidth - 2;
-  // A prompt of one token, padded with drafts, has no window before it.
-  if (row.start == 0)
-    std::fill_n(conv, kept, 0);
-  else
-    std::copy(conv + offset + 1, conv + offset + 1 + kept, conv);
-  for (std::int64_t i = row.start; i < row.end; ++i) conv[kept + i - row.start] = fingerprint_at(i);
-  Label state = loaded_;
-  for (std::int64_t i = row.start; i < row.end; ++i) {
-    state.digest = extend_digest(state.digest, row.tokens[static_cast<std::uint32_t>(i)]);
-    ++state.size;
-    const BlockId block = column_of(table, column + i - row.start);
-    if (block == kNullBlock) continue;
-    recurrent_[block] = state;
-    ++written_[block];
+void AlignWorker::add_running_states(const WorkerRow& row) {
+  const Seat& seat = seats_[row.place];
+  const bool forgets = rules_.forgets_accepted_without_drafts && row.drafts == 0;
+  const std::int64_t offset = seat.verifies && !forgets ? seat.accepted - 1 : 0;
+  for (const std::uint32_t group : state_groups_) {
+    BlockStates& states = add_states(row, group, seat.running, offset);
+    if (!seat.verifies) store_chunk(row, seat.running, states);
+    for (std::int64_t i = row.start; seat.verifies && i < row.end; ++i)
+      states.stores.push_back(
+          {i + 1, block_at(row.request->tables[group].columns, seat.running + i - row.start)});
   }
 }
 
-/// Stores the last state, and one inside the chunk wherever kernels can store one, whether or not
-/// the manager uses it.
-void AlignWorker::compute(const WorkerRow& row, const BlockTable& table, std::int64_t column) {
+/// A chunk stores its last state, and one inside itself wherever kernels can store one, whether or
+/// not the manager uses it.
+void AlignWorker::store_chunk(const WorkerRow& row, std::int64_t column,
+                              BlockStates& states) const {
+  const std::vector<BlockId>& columns = row.request->tables[states.group].columns;
   const std::int64_t position = last_checkpoint(rules_, row.end, rules_.hit_alignment);
   const std::int64_t block = rules_.state_block;
   if (is_checkpoint_valid(rules_, row.start, row.end, position, block))
-    store_prefix(row, column_of(table, ceil_div(row.end, block) - 2), position, loaded_);
-  store_prefix(row, column_of(table, column), row.end, loaded_);
-}
-
-void AlignWorker::store_prefix(const WorkerRow& row, BlockId block, std::int64_t tokens,
-                               const Label& state) {
-  if (block == kNullBlock) return;
-  ++written_[block];
-  Label& stored = recurrent_[block];
-  stored = state;
-  stored.digest = extend_digest(state.digest, row.tokens, static_cast<std::uint32_t>(row.start),
-                                static_cast<std::uint32_t>(tokens));
-  stored.size += static_cast<std::uint32_t>(tokens - row.start);
-  std::uint64_t* const conv = conv_of(block);
-  for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
-    conv[i] = fingerprint_at(tokens - (kConvWidth - 1) + i);
+    states.stores.push_back({position, block_at(columns, ceil_div(row.end, block) - 2)});
+  states.stores.push_back({row.end, block_at(columns, column)});
 }
 
 /// Keeps each column's first block. When the manager moves a scratch block to another column, the
@@ -356,13 +222,13 @@ void AlignWorker::move_state(const Seat& seat, const BlockRequest& request, std:
                              std::int64_t to, std::int64_t bias) {
   for (std::size_t i = 0; i < state_groups_.size(); ++i) {
     const std::vector<BlockId>& noted = seat.columns[i];
-    const BlockId target = column_of(request.tables[state_groups_[i]], to);
+    const BlockId target = block_at(request.tables[state_groups_[i]].columns, to);
     if (target == kNullBlock) continue;
-    ++written_[target];
-    recurrent_[target] = recurrent_[block_at(noted, from + bias)];
-    const std::uint64_t* const source = conv_of(block_at(noted, from));
-    rows_.assign(source + bias, source + conv_size_);
-    std::copy(rows_.begin(), rows_.end(), conv_of(target));
+    memory_.move({.group = state_groups_[i],
+                  .recurrent = block_at(noted, from + bias),
+                  .conv = block_at(noted, from),
+                  .target = target,
+                  .bias = bias});
   }
 }
 
@@ -388,67 +254,10 @@ void AlignWorker::accept(std::uint32_t place, const BlockRequest& request, std::
   check_tables(request);
 }
 
-// --- What blocks hold ----------------------------------------------------------------------------
-
-void AlignWorker::check_all() {
-  for (BlockId block = 1; block <= pool_.block_count(); ++block) check_block(block);
-}
-
 void AlignWorker::check_tables(const BlockRequest& request) {
   for (const BlockTable& table : request.tables)
     for (const BlockId block : table.columns)
-      if (block != kNullBlock) check_block_once(block);
-}
-
-/// Skips a block if neither its content nor its keys have changed since the last comparison.
-void AlignWorker::check_block_once(BlockId block) {
-  SeenKeys now{.written = written_[block]};
-  if (pool_.has_key(block)) {
-    const BlockPool::Entry& primary = pool_.primary(block);
-    now = {written_[block],       primary.group, primary.tokens,
-           primary.next_of_block, primary.key,   true};
-  }
-  if (now == compared_keys_[block]) return;
-  compared_keys_[block] = now;
-  check_block(block);
-}
-
-void AlignWorker::check_block(BlockId block) {
-  if (!pool_.has_key(block)) return;
-  for (const BlockPool::Entry& entry : pool_.entries_of(block)) check_entry(entry);
-}
-
-void AlignWorker::check_entry(const BlockPool::Entry& entry) {
-  const GroupSpec& spec = rules_.groups[entry.group];
-  const std::int64_t tokens = entry.tokens;
-  require(entry.key < of_key_.size() && of_key_[entry.key].size() == entry.tokens,
-          "a key stands for the tokens that it was made of");
-  const Tokens& prefix = of_key_[entry.key];
-  const auto report_block = [&](const std::string& what, const std::string& actual) {
-    report(fmt::format("block {} of group {} is keyed for {}, and its {}", entry.block, entry.group,
-                       counted(tokens, "token"), what),
-           label_of(prefix, entry.tokens).text(), actual);
-  };
-  const auto fingerprint = [&](std::int64_t i) {
-    return i < 0 ? 0 : prefix.fingerprint(static_cast<std::uint32_t>(i + 1));
-  };
-  if (is_state(spec.kind)) {
-    ++checks_.hashed;
-    const Label& state = recurrent_[entry.block];
-    if (state != label_of(prefix, entry.tokens))
-      report_block("recurrent state stands for " + state.text(), state.text());
-    for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
-      if (conv_of(entry.block)[i] != fingerprint(tokens - (kConvWidth - 1) + i))
-        return report_block("conv window is of other tokens", "other tokens");
-    return;
-  }
-  ++checks_.hashed;
-  const std::int64_t first = floor_to(tokens - 1, spec.block);
-  prefixes_.resize(static_cast<std::size_t>(tokens - first));
-  prefix.prefix_fingerprints(static_cast<std::uint32_t>(first), entry.tokens, prefixes_);
-  for (std::int64_t i = first; i < tokens; ++i)
-    if (kv_of(entry.block)[i - first] != prefixes_[static_cast<std::size_t>(i - first)])
-      return report_block(fmt::format("KV of token {} is another one's", i), "another token's");
+      if (block != kNullBlock) memory_.check(block);
 }
 
 }  // namespace lockstep::cache_sim

@@ -1,5 +1,5 @@
 // Checks invariants of the pool and the tables of vLLM's block cache, and reports what the worker
-// found wrong in the blocks (align_worker.hpp). It keeps tables, reference counts and the
+// found wrong in the blocks (label_blocks.hpp). It keeps tables, reference counts and the
 // free queue a second time and shares none of the policy's decisions:
 //
 //   A1  a block's references are its columns in tables, and 1 for each end of a copy that is queued
@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache_sim/policies/vllm/label_blocks.hpp"
 #include "cache_sim/policies/vllm/vllm_policy.hpp"
 #include "reference/base/counted.hpp"
 
@@ -33,8 +34,9 @@ class VllmAuditor final : public Auditor {
   explicit VllmAuditor(VllmPolicy& policy)
       : policy_(policy),
         pool_(policy.manager().pool()),
-        worker_(policy.start_worker()),
+        labels_(policy.manager().rules(), pool_),
         records_(std::size_t{pool_.block_count()} + 1) {
+    policy.follow(labels_);
     read_queue();
   }
 
@@ -59,7 +61,7 @@ class VllmAuditor final : public Auditor {
     recount_queue();
     recount_keys();
     if (!findings.empty() || policy_.has_scheduled() || !policy_.knows_its_rows()) return;
-    worker_.check_all();
+    labels_.check_all();
     take_worker_findings();
   }
 
@@ -81,8 +83,8 @@ class VllmAuditor final : public Auditor {
   }
 
   void take_worker_findings() {
-    for (Finding& finding : worker_.findings()) findings_->push_back(std::move(finding));
-    worker_.findings().clear();
+    for (Finding& finding : labels_.findings()) findings_->push_back(std::move(finding));
+    labels_.findings().clear();
   }
 
   // --- The free queue, kept a second time
@@ -334,7 +336,7 @@ class VllmAuditor final : public Auditor {
 
   VllmPolicy& policy_;
   const BlockPool& pool_;
-  AlignWorker& worker_;
+  LabelBlocks labels_;
   std::vector<Record> records_;
   std::vector<Table> tables_;  // by Name::index()
   std::vector<BlockCopy> copies_;

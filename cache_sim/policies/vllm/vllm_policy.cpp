@@ -69,9 +69,8 @@ Result<VllmRequest*> VllmPolicy::idle(const Operation& operation) {
   return request;
 }
 
-AlignWorker& VllmPolicy::start_worker() {
-  worker_ = std::make_unique<AlignWorker>(manager_.rules(), manager_.pool());
-  return *worker_;
+void VllmPolicy::follow(BlockMemory& memory) {
+  worker_ = std::make_unique<AlignWorker>(manager_.rules(), memory);
 }
 
 void VllmPolicy::run_worker() {

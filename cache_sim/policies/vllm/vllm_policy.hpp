@@ -79,9 +79,9 @@ class VllmPolicy final : public Subject {
   const VllmRequest* request(Name id) const;
   bool has_scheduled() const { return !scheduled_.empty(); }
 
-  /// Starts to follow the blocks' content; to be called before the first operation.
-  AlignWorker& start_worker();
-  AlignWorker* worker() { return worker_.get(); }
+  /// Runs every step on this memory, which must outlive the policy's last operation; to be called
+  /// before the first one.
+  void follow(BlockMemory& memory);
   /// Whether the tokens of each row are known when it runs. They are not with overlap and drafts: a
   /// row then begins after draft places whose results have not come, and no worker follows the
   /// blocks' content.

@@ -38,11 +38,12 @@ class VllmServer {
         external_(external),
         draw_(seed, stream),
         policy_({.config = config, .layers = nullptr, .defect = defect}, *BlockRules::of(config)),
-        worker_(policy_.start_worker()),
+        labels_(policy_.manager().rules(), policy_.manager().pool()),
         most_running_(static_cast<std::size_t>(draw_.between(2, 16))),
         budget_(draw_.between(1, 24) * kBlock + draw_.between(0, 8)),
         zero_drafts_(draw_.below(8)) {
     config_.chunked_prefill = budget_;
+    policy_.follow(labels_);
   }
 
   VllmRun run(std::int64_t steps) {
@@ -53,7 +54,7 @@ class VllmServer {
         run_.finding = thrown.what();
       }
     }
-    run_.checks = worker_.checks();
+    run_.checks = labels_.checks();
     return run_;
   }
 
@@ -94,8 +95,8 @@ class VllmServer {
     run_.copies += static_cast<std::int64_t>(policy_.manager().copies().size());
     apply({.verb = Verb::step});
     take_outputs();
-    worker_.check_all();
-    if (!worker_.findings().empty()) run_.finding = worker_.findings().front().text;
+    labels_.check_all();
+    if (!labels_.findings().empty()) run_.finding = labels_.findings().front().text;
   }
 
   /// Often an earlier conversation goes on, or a prompt that begins like an earlier one.
@@ -241,7 +242,7 @@ class VllmServer {
   const int external_;
   Draw draw_;
   VllmPolicy policy_;
-  AlignWorker& worker_;
+  LabelBlocks labels_;
   const std::size_t most_running_;
   const std::int64_t budget_;
   const std::uint64_t zero_drafts_;  // of eight decodes

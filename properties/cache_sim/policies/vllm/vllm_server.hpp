@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cache_sim/policies/vllm/align_worker.hpp"
+#include "cache_sim/policies/vllm/label_blocks.hpp"
 #include "reference/protocol/config.hpp"
 #include "reference/protocol/defect.hpp"
 
@@ -18,7 +18,7 @@ namespace lockstep::testing_support {
 struct VllmRun {
   std::int64_t steps = 0, preemptions = 0, copies = 0, finished = 0, accepted = 0, drafted = 0;
   std::int64_t received = 0, inner_states = 0;  ///< external tokens; states stored inside a chunk
-  cache_sim::AlignWorker::Checks checks;
+  cache_sim::LabelBlocks::Checks checks;
   std::string finding;  ///< of the last step; empty where nothing was wrong
 
   VllmRun& operator+=(const VllmRun& other);

@@ -1,0 +1,84 @@
+// The memory of vLLM's blocks, as a forward reads and writes it. The worker (align_worker.hpp)
+// decides which block a state or the KV of a token lies in; the memory holds what lies there:
+// labels (label_blocks.hpp), or numbers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cache_sim/policies/vllm/block_manager.hpp"
+#include "reference/protocol/tokens.hpp"
+
+namespace lockstep::cache_sim {
+
+/// The null block where there is no such column.
+inline BlockId block_at(std::span<const BlockId> columns, std::int64_t column) {
+  if (column < 0 || column >= std::ssize(columns)) return kNullBlock;
+  return columns[static_cast<std::size_t>(column)];
+}
+
+/// A row's KV in one group: that of token i lies in column i / size, at place i % size.
+struct BlockKv {
+  std::uint32_t group;
+  std::span<const BlockId> columns;
+  std::int64_t size;   ///< tokens of a block
+  std::int64_t first;  ///< the row reads tokens first … start - 1
+};
+
+/// A row's states in one group. The conv rows of a block are those of the last tokens before its
+/// state; behind them, in a verification, those of the row's tokens.
+struct BlockStates {
+  struct Store {
+    std::int64_t size;  ///< tokens of the request that the state has seen
+    BlockId block;      ///< the null block: it is not stored
+  };
+
+  std::uint32_t group;
+  bool from_nothing;          ///< the row begins with the state of the empty prefix
+  BlockId recurrent, conv;    ///< otherwise with the states of these blocks
+  std::int64_t conv_begin;    ///< at which of its rows the conv block's window begins
+  std::vector<Store> stores;  ///< in the order of tokens
+};
+
+/// One request's part of a step. Spans live as long as the call that is given the row.
+struct BlockRow {
+  std::uint32_t place;      ///< of the request, in the batch
+  const Tokens& tokens;     ///< all that are known, then the drafts
+  std::int64_t start, end;  ///< the step computes tokens start … end - 1
+  std::int64_t drafts;      ///< the last ones of these
+  std::int64_t external;    ///< tokens before `start` that another server has sent
+  bool verifies;            ///< stores a state for each token, and all conv rows in block `conv`
+  std::span<const BlockKv> kv;
+  std::span<const BlockStates> states;
+};
+
+/// A state that goes to another block, with the conv rows from `bias` on.
+struct BlockMove {
+  std::uint32_t group;
+  BlockId recurrent, conv, target;
+  std::int64_t bias;
+};
+
+class BlockMemory {
+ public:
+  virtual ~BlockMemory() = default;
+
+  /// Another request comes into the batch at this place.
+  virtual void admit(std::uint32_t /*place*/) {}
+  /// These keys stand for the prefixes of `tokens`, one per hash block.
+  virtual void learn(const std::vector<KeyId>& /*keys*/, const Tokens& /*tokens*/) {}
+  virtual void copy(const BlockCopy& copy) = 0;
+  /// The KV of the row's `external` tokens, and the states that the row stores, come from another
+  /// server.
+  virtual void receive(const BlockRow& row) = 0;
+  virtual void forward(const BlockRow& row) = 0;
+  /// The batch is complete: the rows since the last launch run together. Copies, moves and what is
+  /// received come before all rows or after them.
+  virtual void launch() {}
+  virtual void move(const BlockMove& move) = 0;
+  /// The block's content is complete, for the moment.
+  virtual void check(BlockId /*block*/) {}
+};
+
+}  // namespace lockstep::cache_sim

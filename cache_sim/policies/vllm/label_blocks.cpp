@@ -1,0 +1,266 @@
+#include "cache_sim/policies/vllm/label_blocks.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reference/base/counted.hpp"
+#include "reference/base/require.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::size_t kMostFindings = 8;  // the first is the one that counts
+
+std::size_t largest_block(const BlockRules& rules) {
+  std::int64_t most = 0;
+  for (const GroupSpec& group : rules.groups)
+    if (!is_state(group.kind)) most = std::max(most, group.block);
+  return static_cast<std::size_t>(most);
+}
+
+}  // namespace
+
+LabelBlocks::LabelBlocks(const BlockRules& rules, const BlockPool& pool)
+    : rules_(rules),
+      pool_(pool),
+      kv_size_(largest_block(rules)),
+      conv_size_(static_cast<std::size_t>(kConvWidth - 1 + rules.drafts)),
+      kv_((std::size_t{pool.block_count()} + 1) * kv_size_),
+      conv_((std::size_t{pool.block_count()} + 1) * conv_size_),
+      recurrent_(std::size_t{pool.block_count()} + 1, Label{.poisoned = true}),
+      written_(recurrent_.size()),
+      compared_keys_(recurrent_.size()) {}
+
+void LabelBlocks::report(const std::string& text, const std::string& expected,
+                         const std::string& actual) {
+  if (findings_.size() < kMostFindings)
+    findings_.push_back({FindingKind::wrong_state_prefix, text, expected, actual});
+}
+
+void LabelBlocks::take_fingerprints(const Tokens& tokens, std::int64_t begin, std::int64_t end) {
+  fingerprints_begin_ = std::max<std::int64_t>(begin, 0);
+  fingerprints_.resize(static_cast<std::size_t>(end - fingerprints_begin_));
+  tokens.prefix_fingerprints(static_cast<std::uint32_t>(fingerprints_begin_),
+                             static_cast<std::uint32_t>(end), fingerprints_);
+}
+
+void LabelBlocks::admit(std::uint32_t place) {
+  if (place >= read_.size()) read_.resize(place + 1);
+  read_[place].clear();
+}
+
+void LabelBlocks::learn(const std::vector<KeyId>& keys, const Tokens& tokens) {
+  // Keys are a chain: where the last one is known, so are those before it.
+  for (std::size_t i = keys.size(); i-- > 0;) {
+    if (keys[i] >= of_key_.size()) of_key_.resize(std::size_t{keys[i]} + 1);
+    if (!of_key_[keys[i]].empty()) return;
+    of_key_[keys[i]] = tokens.prefix(
+        static_cast<std::uint32_t>((static_cast<std::int64_t>(i) + 1) * rules_.hash_block));
+  }
+}
+
+// --- What is written -----------------------------------------------------------------------------
+
+void LabelBlocks::copy(const BlockCopy& copy) {
+  ++written_[copy.target];
+  if (!is_state(rules_.groups[copy.group].kind)) {
+    std::copy_n(kv_of(copy.source), kv_size_, kv_of(copy.target));
+    return;
+  }
+  recurrent_[copy.target] = recurrent_[copy.source];
+  std::copy_n(conv_of(copy.source), conv_size_, conv_of(copy.target));
+}
+
+void LabelBlocks::receive(const BlockRow& row) {
+  take_fingerprints(row.tokens, row.start - std::max(kConvWidth - 1, row.external), row.start);
+  for (const BlockKv& kv : row.kv) write_kv(kv, row.start - row.external, row.start);
+  const Label sent = label_of(row.tokens, static_cast<std::uint32_t>(row.start));
+  for (const BlockStates& states : row.states)
+    for (const BlockStates::Store& one : states.stores) store(row, one, sent);
+}
+
+void LabelBlocks::forward(const BlockRow& row) {
+  take_fingerprints(row.tokens, row.start - (kConvWidth - 1), row.end);
+  for (const BlockKv& kv : row.kv) run_kv(row, kv);
+  for (const BlockStates& states : row.states) {
+    const Label begun = begin(row, states);
+    if (row.verifies)
+      verify(row, states, begun);
+    else
+      for (const BlockStates::Store& one : states.stores) store(row, one, begun);
+  }
+}
+
+void LabelBlocks::run_kv(const BlockRow& row, const BlockKv& kv) {
+  checks_.kv += row.start - kv.first;
+  read_[row.place].resize(rules_.groups.size());
+  std::vector<Seen>& read = read_[row.place][kv.group];
+  read.resize(kv.columns.size());
+  for (std::int64_t column = kv.first / kv.size; column * kv.size < row.start; ++column) {
+    const BlockId block = block_at(kv.columns, column);
+    const Seen now{block, written_[block]};
+    const bool exists = column < std::ssize(read);
+    if (exists && read[static_cast<std::size_t>(column)] == now) continue;
+    read_column(row, kv, column);
+    if (exists && (column + 1) * kv.size <= row.start) read[static_cast<std::size_t>(column)] = now;
+  }
+  write_kv(kv, row.start, row.end);
+}
+
+void LabelBlocks::write_kv(const BlockKv& kv, std::int64_t begin, std::int64_t end) {
+  while (begin < end) {
+    const std::int64_t column = begin / kv.size;
+    const std::int64_t piece_end = std::min(end, (column + 1) * kv.size);
+    const BlockId block = block_at(kv.columns, column);
+    if (block != kNullBlock) {
+      std::copy_n(&fingerprints_[static_cast<std::size_t>(begin - fingerprints_begin_)],
+                  piece_end - begin, kv_of(block) + begin - column * kv.size);
+      ++written_[block];
+    }
+    begin = piece_end;
+  }
+}
+
+/// Compares the KV of a column's tokens, from the first that the row reads to those before it.
+void LabelBlocks::read_column(const BlockRow& row, const BlockKv& kv, std::int64_t column) {
+  const std::int64_t begin = std::max(kv.first, column * kv.size);
+  const std::int64_t end = std::min(row.start, (column + 1) * kv.size);
+  const BlockId block = block_at(kv.columns, column);
+  prefixes_.resize(static_cast<std::size_t>(end - begin));
+  row.tokens.prefix_fingerprints(static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end),
+                                 prefixes_);
+  const std::uint64_t* const held = kv_of(block) + begin - column * kv.size;
+  if (std::equal(prefixes_.begin(), prefixes_.end(), held)) return;
+  const std::int64_t wrong =
+      begin + (std::mismatch(prefixes_.begin(), prefixes_.end(), held).first - prefixes_.begin());
+  report(fmt::format("group {}: a forward from token {} on reads KV that is not that of token {}, "
+                     "in block {}",
+                     kv.group, row.start, wrong, block),
+         row.tokens.prefix(static_cast<std::uint32_t>(wrong + 1)).text(40), "that of other tokens");
+}
+
+/// The state that the row begins with, compared with the tokens before the row.
+Label LabelBlocks::begin(const BlockRow& row, const BlockStates& states) {
+  if (states.from_nothing) return {};
+  ++checks_.states;
+  const Label begun = recurrent_[states.recurrent];
+  const Label expected = label_of(row.tokens, static_cast<std::uint32_t>(row.start));
+  if (begun != expected)
+    report(fmt::format("a forward from token {} on begins with the recurrent state of block {}, "
+                       "which stands for {}",
+                       row.start, states.recurrent, begun.text()),
+           expected.text(), begun.text());
+  const std::uint64_t* const conv = conv_of(states.conv) + states.conv_begin;
+  for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
+    if (conv[i] != fingerprint_at(row.start - (kConvWidth - 1) + i)) {
+      report(fmt::format("a forward from token {} on begins with a conv window whose row {} is of "
+                         "another token",
+                         row.start, i),
+             fmt::format("token {}", row.start - (kConvWidth - 1) + i), "another one");
+      break;
+    }
+  return begun;
+}
+
+/// Stores the state after each token, and the conv rows of all of them in the block of the window.
+void LabelBlocks::verify(const BlockRow& row, const BlockStates& states, Label state) {
+  std::uint64_t* const conv = conv_of(states.conv);
+  ++written_[states.conv];
+  const std::int64_t kept = kConvWidth - 2;
+  const std::int64_t from = states.conv_begin + 1;
+  // A prompt of one token, padded with drafts, has no window before it.
+  if (row.start == 0)
+    std::fill_n(conv, kept, 0);
+  else
+    std::copy(conv + from, conv + from + kept, conv);
+  for (std::int64_t i = row.start; i < row.end; ++i) conv[kept + i - row.start] = fingerprint_at(i);
+  for (const BlockStates::Store& one : states.stores) {
+    state.digest =
+        extend_digest(state.digest, row.tokens[static_cast<std::uint32_t>(one.size - 1)]);
+    ++state.size;
+    if (one.block == kNullBlock) continue;
+    recurrent_[one.block] = state;
+    ++written_[one.block];
+  }
+}
+
+/// Stores the state after `store.size` tokens, of a row that began with `begun`.
+void LabelBlocks::store(const BlockRow& row, const BlockStates::Store& store, const Label& begun) {
+  if (store.block == kNullBlock) return;
+  ++written_[store.block];
+  Label& stored = recurrent_[store.block];
+  stored = begun;
+  stored.digest = extend_digest(begun.digest, row.tokens, static_cast<std::uint32_t>(row.start),
+                                static_cast<std::uint32_t>(store.size));
+  stored.size += static_cast<std::uint32_t>(store.size - row.start);
+  std::uint64_t* const conv = conv_of(store.block);
+  for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
+    conv[i] = fingerprint_at(store.size - (kConvWidth - 1) + i);
+}
+
+void LabelBlocks::move(const BlockMove& move) {
+  ++written_[move.target];
+  recurrent_[move.target] = recurrent_[move.recurrent];
+  const std::uint64_t* const source = conv_of(move.conv);
+  rows_.assign(source + move.bias, source + conv_size_);
+  std::copy(rows_.begin(), rows_.end(), conv_of(move.target));
+}
+
+// --- What blocks with keys hold ------------------------------------------------------------------
+
+void LabelBlocks::check_all() {
+  for (BlockId block = 1; block <= pool_.block_count(); ++block) check_block(block);
+}
+
+void LabelBlocks::check(BlockId block) {
+  SeenKeys now{.written = written_[block]};
+  if (pool_.has_key(block)) {
+    const BlockPool::Entry& primary = pool_.primary(block);
+    now = {written_[block],       primary.group, primary.tokens,
+           primary.next_of_block, primary.key,   true};
+  }
+  if (now == compared_keys_[block]) return;
+  compared_keys_[block] = now;
+  check_block(block);
+}
+
+void LabelBlocks::check_block(BlockId block) {
+  if (!pool_.has_key(block)) return;
+  for (const BlockPool::Entry& entry : pool_.entries_of(block)) check_entry(entry);
+}
+
+void LabelBlocks::check_entry(const BlockPool::Entry& entry) {
+  const GroupSpec& spec = rules_.groups[entry.group];
+  const std::int64_t tokens = entry.tokens;
+  require(entry.key < of_key_.size() && of_key_[entry.key].size() == entry.tokens,
+          "a key stands for the tokens that it was made of");
+  const Tokens& prefix = of_key_[entry.key];
+  const auto report_block = [&](const std::string& what, const std::string& actual) {
+    report(fmt::format("block {} of group {} is keyed for {}, and its {}", entry.block, entry.group,
+                       counted(tokens, "token"), what),
+           label_of(prefix, entry.tokens).text(), actual);
+  };
+  const auto fingerprint = [&](std::int64_t i) {
+    return i < 0 ? 0 : prefix.fingerprint(static_cast<std::uint32_t>(i + 1));
+  };
+  if (is_state(spec.kind)) {
+    ++checks_.hashed;
+    const Label& state = recurrent_[entry.block];
+    if (state != label_of(prefix, entry.tokens))
+      report_block("recurrent state stands for " + state.text(), state.text());
+    for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
+      if (conv_of(entry.block)[i] != fingerprint(tokens - (kConvWidth - 1) + i))
+        return report_block("conv window is of other tokens", "other tokens");
+    return;
+  }
+  ++checks_.hashed;
+  const std::int64_t first = floor_to(tokens - 1, spec.block);
+  prefixes_.resize(static_cast<std::size_t>(tokens - first));
+  prefix.prefix_fingerprints(static_cast<std::uint32_t>(first), entry.tokens, prefixes_);
+  for (std::int64_t i = first; i < tokens; ++i)
+    if (kv_of(entry.block)[i - first] != prefixes_[static_cast<std::size_t>(i - first)])
+      return report_block(fmt::format("KV of token {} is another one's", i), "another token's");
+}
+
+}  // namespace lockstep::cache_sim

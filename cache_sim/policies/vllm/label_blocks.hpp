@@ -1,0 +1,99 @@
+// The memory of vLLM's blocks at label fidelity: a block holds no numbers but a record of the
+// tokens that its numbers would stand for. Everything that a forward reads, and the content of
+// every block that has a key, is compared with the tokens that it should stand for.
+//
+//   KV             of each token a fingerprint of the prefix that ends with it
+//   recurrent      the digest of all tokens that went into the state, and their number
+//   conv           W - 1 + drafts rows, each the fingerprint of the prefix that ends with its token
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cache_sim/model/label_state.hpp"
+#include "cache_sim/policies/vllm/block_memory.hpp"
+#include "reference/base/finding.hpp"
+#include "reference/base/zeroed_array.hpp"
+
+namespace lockstep::cache_sim {
+
+class LabelBlocks final : public BlockMemory {
+ public:
+  struct Checks {
+    std::int64_t hashed = 0;  ///< keys of blocks, compared with what the block holds
+    std::int64_t states = 0;  ///< states that a forward began with
+    std::int64_t kv = 0;      ///< tokens whose KV a forward read
+  };
+
+  /// Rules and pool must outlive the memory.
+  LabelBlocks(const BlockRules& rules, const BlockPool& pool);
+
+  void admit(std::uint32_t place) override;
+  void learn(const std::vector<KeyId>& keys, const Tokens& tokens) override;
+  void copy(const BlockCopy& copy) override;
+  void receive(const BlockRow& row) override;
+  void forward(const BlockRow& row) override;
+  void move(const BlockMove& move) override;
+  /// Skips a block if neither its content nor its keys have changed since the last comparison.
+  void check(BlockId block) override;
+  /// Compares every block that has a key. Every scheduled row must have run.
+  void check_all();
+
+  const Checks& checks() const { return checks_; }
+  Findings& findings() { return findings_; }
+
+ private:
+  static constexpr std::int64_t kConvWidth = 4;
+
+  /// A block and the number of its writings, so that unchanged content is compared once.
+  struct Seen {
+    BlockId block = kNullBlock;
+    std::uint32_t written = 0;
+    bool operator==(const Seen&) const = default;
+  };
+  /// The same of a block's keys.
+  struct SeenKeys {
+    std::uint32_t written = 0;
+    std::uint32_t group = 0, tokens = 0, alias = 0;
+    KeyId key = 0;
+    bool is_keyed = false;
+    bool operator==(const SeenKeys&) const = default;
+  };
+
+  void report(const std::string& text, const std::string& expected, const std::string& actual);
+  void run_kv(const BlockRow& row, const BlockKv& kv);
+  void write_kv(const BlockKv& kv, std::int64_t begin, std::int64_t end);
+  void read_column(const BlockRow& row, const BlockKv& kv, std::int64_t column);
+  Label begin(const BlockRow& row, const BlockStates& states);
+  void verify(const BlockRow& row, const BlockStates& states, Label state);
+  void store(const BlockRow& row, const BlockStates::Store& store, const Label& begun);
+  void check_block(BlockId block);
+  void check_entry(const BlockPool::Entry& entry);
+
+  std::uint64_t* kv_of(BlockId block) { return &kv_[block * kv_size_]; }
+  std::uint64_t* conv_of(BlockId block) { return &conv_[block * conv_size_]; }
+  /// The fingerprint of the prefix that ends with token `index`; 0 for a negative one. Known for
+  /// the tokens of the last take_fingerprints().
+  std::uint64_t fingerprint_at(std::int64_t index) const {
+    return index < 0 ? 0 : fingerprints_[static_cast<std::size_t>(index - fingerprints_begin_)];
+  }
+  void take_fingerprints(const Tokens& tokens, std::int64_t begin, std::int64_t end);
+
+  const BlockRules& rules_;
+  const BlockPool& pool_;
+  std::size_t kv_size_ = 0, conv_size_ = 0;  // of a block
+  ZeroedArray<std::uint64_t> kv_, conv_;
+  std::vector<Label> recurrent_;         // by block
+  std::vector<std::uint32_t> written_;   // by block: how often
+  std::vector<SeenKeys> compared_keys_;  // by block
+  // By place, by group, by column: KV that was compared when it was read.
+  std::vector<std::vector<std::vector<Seen>>> read_;
+  std::vector<Tokens> of_key_;
+  Checks checks_;
+  Findings findings_;
+  std::vector<std::uint64_t> fingerprints_, prefixes_, rows_;  // scratch
+  std::int64_t fingerprints_begin_ = 0;
+};
+
+}  // namespace lockstep::cache_sim
