@@ -111,7 +111,7 @@ const std::vector<Folder>& folders() {
         {"base"},
         {"trace", "model", "draw"},
         {"workloads", "check", "logs"},
-        {"policies", "server"},
+        {"policies", "server", "numbers"},
         {"policies/sglang", "policies/ideal", "policies/vllm", "policies/marconi",
          "policies/edge_llm", "policies/static_kv"},
         {"server/sglang", "server/vllm"},
@@ -126,6 +126,9 @@ const std::vector<Folder>& folders() {
       for (const std::string& name : row) above.push_back("cache_sim/" + name);
     }
     list.back().may_include.push_back("kernels/judge");  // the command `judge`
+    for (Folder& folder : list)
+      if (folder.path == "cache_sim/numbers")
+        folder.may_include.push_back("reference/models/hybrid");
     return list;
   }();
   return all;
