@@ -75,10 +75,12 @@ NumberState::NumberState(std::shared_ptr<Truth> truth, std::int64_t states, std:
       kv_(kv_slots_ * model_.kv_size()),
       state_used_(state_slots_),
       kv_used_(kv_slots_),
-      kv_open_(kv_slots_) {}
+      kv_open_(kv_slots_) {
+  for (const HybridPart& part : model_.parts())
+    (std::string_view(part.name) == "KV" ? kv_layers_ : state_layers_) = part.layer + 1;
+}
 
 // --- Slots
-// ----------------------------------------------------------------------------------------
 
 std::uint32_t NumberState::state_index(StateSlot slot) const {
   return static_cast<std::uint32_t>(std::min<std::size_t>(slot.value, state_slots_ - 1));
@@ -124,7 +126,6 @@ std::span<double> NumberState::named_kv(std::uint32_t slot) {
 }
 
 // --- Batches
-// --------------------------------------------------------------------------------------
 
 namespace {
 
@@ -153,6 +154,11 @@ bool NumberState::exists(const NumberRow& row) const {
 
 void NumberState::forward(const NumberRow& row) {
   if (row.end <= row.begin) return;
+  const auto fits = [](std::size_t told, std::size_t layers) {
+    return told == 0 || told == layers;
+  };
+  require(fits(row.state_layers.size(), state_layers_) && fits(row.kv_layers.size(), kv_layers_),
+          "a row has as many layers as the model");
   if (!exists(row)) {
     findings_.push_back(
         {FindingKind::out_of_range,
@@ -165,6 +171,10 @@ void NumberState::forward(const NumberRow& row) {
   const auto share = [&](std::uint32_t slot) { shares = shares || is_open(slot); };
   if (row.state.exists()) for_layers(row.state.value, row.state_layers, share);
   for (const NumberTake& take : row.takes) for_layers(take.target.value, row.state_layers, share);
+  const auto share_kv = [&](std::uint32_t slot) { shares = shares || kv_open_[slot] == batch_; };
+  for (const std::uint32_t slot : row.kv.first(std::max(row.end, row.padded_to)).subspan(row.begin))
+    for_layers(slot, row.kv_layers, share_kv);
+  for (const std::uint32_t slot : row.also) for_layers(slot, row.kv_layers, share_kv);
   if (shares) run();
   if (rows_.size() == open_) rows_.emplace_back();
   open(row, rows_[open_++]);
@@ -190,7 +200,7 @@ void NumberState::open(const NumberRow& row, OpenRow& kept) {
     state_at(slot);
     open_states_.push_back(slot);
   };
-  for_layers(kept.state, kept.state_layers, open_state);
+  if (kept.has_state) for_layers(kept.state, kept.state_layers, open_state);
   for (const NumberTake& take : row.takes) {
     for_layers(take.target.value, kept.state_layers, open_state);
     kept.takes.push_back({take.after, take.target.value, take.parts.recurrent, take.parts.conv});
@@ -301,7 +311,6 @@ void NumberState::leave_takes(const OpenRow& row) {
 }
 
 // --- Comparison with the truth
-// --------------------------------------------------------------------
 
 void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
   const std::size_t V = model_.vocabulary();
@@ -398,7 +407,6 @@ Findings NumberState::drain() {
 }
 
 // --- States
-// ---------------------------------------------------------------------------------------
 
 void NumberState::allocate_state(StateSlot slot) {
   named(slot);
@@ -483,7 +491,6 @@ void NumberState::run_padding_row(StateSlot slot) {
 }
 
 // --- KV
-// -------------------------------------------------------------------------------------------
 
 void NumberState::allocate_kv(KvSlots slots) {
   for (const std::uint32_t slot : slots) named_kv(slot);

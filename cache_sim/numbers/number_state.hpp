@@ -63,8 +63,9 @@ class NumberState final : public LayerState {
               std::int64_t page = 1);
 
   /// A row of the batch. Rows run together at launch(), or before any other call that names a slot
-  /// of theirs. A row that shares a state slot with another row of its batch runs after it. A row
-  /// that names a slot outside of the pools is reported and does not run.
+  /// of theirs. A row that shares a state slot with another row of its batch, or writes KV that the
+  /// other one reads or writes, runs after it. A row that names a slot outside of the pools is
+  /// reported and does not run.
   void forward(const NumberRow& row);
   /// The batch is complete. Beside its rows, rows of padding run over these slots.
   void launch(std::span<const StateSlot> padding);
@@ -161,6 +162,7 @@ class NumberState final : public LayerState {
   const reference::HybridModel& model_;
   std::size_t state_slots_, kv_slots_;  ///< the last slot of each stands for impossible numbers
   std::uint32_t page_;
+  std::size_t kv_layers_ = 0, state_layers_ = 0;  // units of the model with KV, and with a state
   ZeroedArray<double> states_, kv_;
   ZeroedArray<char> state_used_, kv_used_;  // 0: not yet poisoned
   ZeroedArray<std::uint32_t> kv_open_;      // the batch in which the slot is open

@@ -164,6 +164,18 @@ TEST(Numbers, ofRowsThatShareAStateAreThoseOfRunsInOrder) {
 }
 
 // Padding of a bucket is written behind the text, and all KV to a second memory too.
+// A row over the places of rejected drafts, which no call has named in between.
+TEST(Numbers, ofARowThatOverwritesKvAreThoseOfRunsInOrder) {
+  OneRequest one("tiny-qwen3");
+  const Tokens drafted = text("a5+c2");
+  NumberRow verified = one.row(drafted, 0, 7);
+  verified.drafts = 2;
+  one.state.forward(verified);
+  one.state.forward(one.row(text("a7"), 5, 7));
+  one.state.launch({});
+  EXPECT_EQ(one.found(), "");
+}
+
 TEST(Numbers, ofAPaddedRowAreThoseOfItsText) {
   OneRequest one("tiny-window");
   std::vector<std::uint32_t> also(one.kv.rbegin(), one.kv.rend());

@@ -30,16 +30,14 @@ namespace {
 
 /// Of a verification, by token of the row: the token that it follows, -1 for the first one.
 std::vector<std::int32_t> tree_of(const HybridRow& row) {
-  const auto size = static_cast<std::int32_t>(row.tokens.size());
-  const auto inputs = size - static_cast<std::int32_t>(row.drafts);
+  const std::int64_t inputs = row.inputs();
   require(row.parents.empty() || inputs > 0, "a tree of drafts grows from a token of its row");
   std::vector<std::int32_t> parents;
-  for (std::int32_t i = 0; i < size; ++i) {
-    const bool chain = i < inputs || row.parents.empty();
-    parents.push_back(
-        chain ? i - 1
-              : inputs - 1 +
-                    static_cast<std::int32_t>(row.parents[static_cast<std::size_t>(i - inputs)]));
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(row.tokens.size()); ++i) {
+    const bool draft = inputs <= i && i < inputs + row.drafts && !row.parents.empty();
+    const std::int64_t parent =
+        draft ? inputs - 1 + row.parents[static_cast<std::size_t>(i - inputs)] : i - 1;
+    parents.push_back(static_cast<std::int32_t>(parent));
   }
   return parents;
 }
@@ -49,7 +47,6 @@ void check_row(const HybridRow& row) {
   require(row.kv.size() >= static_cast<std::size_t>(row.begin) + row.tokens.size(),
           "a row has a KV slot for each of its places");
   require(row.drafts == 0 || row.states_after != nullptr, "drafts are verified");
-  require(row.padding == 0 || row.states_after == nullptr, "a verification has no padding");
   require(0 <= row.padding && row.padding < static_cast<std::int64_t>(row.tokens.size()),
           "a row has tokens before its padding");
   require(row.takes.empty() || row.states_after == nullptr, "a verification takes no states");
@@ -77,7 +74,7 @@ PackedRow packed(const HybridRow& row, std::int64_t first, std::vector<std::int3
     positions.push_back(parent < 0 ? static_cast<std::int32_t>(row.position.value_or(row.begin))
                                    : positions[static_cast<std::size_t>(first + parent)] + 1);
   }
-  const std::int64_t inputs = result.range.size() - row.drafts;
+  const std::int64_t inputs = row.inputs();
   for (std::int64_t draft = 0; draft < row.drafts && !row.parents.empty(); ++draft) {
     const std::int64_t parent = row.parents[static_cast<std::size_t>(draft)];
     const auto seen =

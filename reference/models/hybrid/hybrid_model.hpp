@@ -65,9 +65,13 @@ struct HybridRow {
   /// By draft, its parent: 0 for the last token before the drafts, k for draft k. Empty: a chain.
   std::span<const std::int64_t> parents{};
 
-  /// Every token of a verification is sampled, and the last one before the padding of any other
-  /// row.
-  std::size_t sampled() const { return states_after != nullptr ? tokens.size() : 1; }
+  std::int64_t inputs() const {
+    return static_cast<std::int64_t>(tokens.size()) - drafts - padding;
+  }
+  /// Every token of a verification is sampled, the last one of any other row, and no padding.
+  std::size_t sampled() const {
+    return states_after == nullptr ? 1 : tokens.size() - static_cast<std::size_t>(padding);
+  }
 };
 
 /// One part of a unit's state or KV inside a slot.
@@ -91,7 +95,7 @@ class HybridModel {
   std::size_t recurrent_size() const;  ///< doubles of a state's recurrent parts, which come first
   std::size_t state_size() const;      ///< doubles of a state
   std::size_t vocabulary() const { return static_cast<std::size_t>(config().vocabulary); }
-  /// What a slot of states and one of KV are made of, in the order of the units.
+  /// The parts of a slot of states and of a slot of KV, in the order of the units.
   const std::vector<HybridPart>& parts() const;
 
   /// Runs the batch. All rows write a layer's KV before any of them reads it; all states are read

@@ -64,15 +64,13 @@ IndexView positions_of(const Batch& batch) {
 /// it, each one before it a slot less. Tokens of a tree are told one by one.
 template <class Attend>
 void for_queries(const PackedRow& row, const Attend& attend) {
-  const std::int64_t chain =
-      row.paths.empty() ? row.range.size() : row.range.size() - row.row->drafts;
+  const std::int64_t chain = row.paths.empty() ? row.range.size() : row.row->inputs();
   if (chain > 0) attend(RowRange{0, chain}, row.seen_by(chain - 1));
   for (std::int64_t i = chain; i < row.range.size(); ++i)
     attend(RowRange{i, i + 1}, row.seen_by(i));
 }
 
 // --- Attention
-// ------------------------------------------------------------------------------------
 
 class Attention final : public Unit {
  public:
@@ -244,7 +242,6 @@ class Latent final : public Unit {
 };
 
 // --- Units with states
-// ----------------------------------------------------------------------------
 
 /// A mixer with a state of [H, R, C] doubles and a window of [channels, width - 1] in front of it.
 class Recurrent : public Unit {
@@ -396,7 +393,6 @@ class DeltaNet final : public Recurrent {
 };
 
 // --- Feed-forward units
-// ---------------------------------------------------------------------------
 
 /// A feed-forward unit; `gate` only with FeedForward::swiglu.
 struct ForwardWeights {

@@ -25,8 +25,9 @@ struct PackedRow {
 
   /// The KV slots that token i of the row sees, itself included.
   std::span<const std::uint32_t> seen_by(std::int64_t i) const {
-    const std::int64_t draft = i - (range.size() - row->drafts);
-    if (draft >= 0 && !paths.empty()) return paths[static_cast<std::size_t>(draft)];
+    const std::int64_t draft = i - row->inputs();
+    if (0 <= draft && draft < row->drafts && !paths.empty())
+      return paths[static_cast<std::size_t>(draft)];
     return row->kv.first(static_cast<std::size_t>(row->begin + i + 1));
   }
 };

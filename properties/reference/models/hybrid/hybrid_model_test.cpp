@@ -85,11 +85,11 @@ void draw_verification(Request& r, const HybridModel& model) {
   r.states_after.resize(r.tokens.size() * model.state_size() + 1);
 }
 
-HybridRow row_of(const Request& r) {
+HybridRow row_of(Request& r) {
   HybridRow row{
       .tokens = r.tokens, .begin = r.done, .kv = r.kv, .state = r.state, .takes = r.takes};
   if (r.verifies()) {
-    row.states_after = const_cast<double*>(r.states_after.data());
+    row.states_after = r.states_after.data();
     row.drafts = r.drafts();
     row.parents = r.parents;
   }
@@ -262,6 +262,15 @@ TEST_P(Hybrid, paddingLeavesItsKvAlone) {
   whole.run({{.tokens = text, .kv = kv}});
   EXPECT_TRUE(same(memory.run({{.tokens = text, .kv = kv, .padding = 3}}), plain.logits[4]));
   EXPECT_TRUE(same(memory.state(0), plain.states[5]));
+  EXPECT_TRUE(same(memory.kv_numbers, whole.kv_numbers));
+
+  Numbers states_after(text.size() * model.state_size() + 1), expected;
+  for (std::size_t i = 0; i < 5; ++i)
+    expected.insert(expected.end(), plain.logits[i].begin(), plain.logits[i].end());
+  memory.zero(0);
+  const HybridRow verified{
+      .tokens = text, .kv = kv, .padding = 3, .states_after = states_after.data(), .drafts = 2};
+  EXPECT_TRUE(same(memory.run({verified}), expected));
   EXPECT_TRUE(same(memory.kv_numbers, whole.kv_numbers));
 }
 
