@@ -252,7 +252,7 @@ void NumberState::run() {
     logits = logits.subspan(own);
     if (!row.verifies || !row.has_state) continue;
     leave_takes(row);
-    std::swap(left_[row.state], rows_[i].after);
+    for_layers(row.state, row.state_layers, [&](std::uint32_t slot) { left_[slot] = row.after; });
   }
 }
 

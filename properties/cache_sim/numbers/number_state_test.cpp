@@ -211,8 +211,18 @@ TEST(Numbers, ofLayersWithOwnSlotsAreFound) {
   EXPECT_EQ(run(0, 5), "");
   one.state.free_kv(std::vector{4u});  // token 3 is in slot 4 + 7
   EXPECT_EQ(run(5, 6), "");
+  const Tokens drafted = text("a8+c1");
+  NumberRow verified = one.row(drafted, 6, 9);
+  verified.drafts = 2;
+  verified.kv = KvSlots(one.kv).first(20);
+  verified.state_layers = states;
+  verified.kv_layers = kv;
+  one.state.forward(verified);
+  for (const std::uint32_t slot : {1, 3})  // each layer's slot by itself
+    for (const StatePart part : kStateParts) one.state.replay_state(StateSlot{slot}, part, 6, 8);
+  EXPECT_EQ(run(8, 9), "");
   one.state.zero_state(StateSlot{3}, StatePart::recurrent);
-  EXPECT_THAT(run(6, 7), HasSubstr("unit 3: the recurrent part of state slot 1 differs"));
+  EXPECT_THAT(run(9, 10), HasSubstr("unit 3: the recurrent part of state slot 1 differs"));
 }
 
 TEST(Numbers, ofAPaddingRowDestroyTheSlotItRunsOver) {
