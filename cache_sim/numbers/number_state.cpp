@@ -142,7 +142,7 @@ void for_layers(std::uint32_t slot, std::span<const std::uint32_t> layers, const
 bool NumberState::exists(const NumberRow& row) const {
   bool all = row.kv.size() >= std::max(row.end, row.padded_to);
   const auto check = [&](std::size_t count) {
-    return [&all, count](std::uint32_t slot) { all = all && slot + 1 < count; };
+    return [&all, count](std::uint32_t slot) { all = all && slot < count - 1; };
   };
   for (const KvSlots slots : {row.kv, row.also})
     for (const std::uint32_t slot : slots) for_layers(slot, row.kv_layers, check(kv_slots_));
@@ -295,7 +295,7 @@ std::span<double> NumberState::held_kv(const OpenRow& row, const HybridPart& par
   return kv_at(slot + distance).subspan(part.first, part.size);
 }
 
-/// The states that a verification leaves in slots instead of beside its own.
+/// The states that a verification leaves in slots; it keeps parts of its own where it takes states.
 void NumberState::leave_takes(const OpenRow& row) {
   const std::size_t size = model_.state_size();
   for (const reference::HybridTake& take : row.takes) {
@@ -307,6 +307,13 @@ void NumberState::leave_takes(const OpenRow& row) {
       if (name == "KV" || !(name == "conv" ? take.conv : take.recurrent)) continue;
       std::copy_n(source + part.first, part.size, held_state(row, part, take.slot).begin());
     }
+  }
+  if (row.takes.empty()) return;
+  const double* const last = row.after.data() + (row.tokens.size() - row.padding - 1) * size;
+  for (const HybridPart& part : model_.parts()) {
+    const std::string_view name = part.name;
+    if (name != "KV" && (name == "conv" ? row.keeps.conv : row.keeps.recurrent))
+      std::copy_n(last + part.first, part.size, held_state(row, part, row.state).begin());
   }
 }
 

@@ -45,10 +45,10 @@ struct NumberRow {
   std::uint32_t drafts = 0;
   std::span<const std::int64_t> parents{};  ///< by draft, as VerifiedRow's
   StateSlot state{};                        ///< none: attention alone
-  NumberParts keeps{};                      ///< the parts that are stored at the end
-  std::span<const NumberTake> takes{};      ///< in the order of their tokens, within [begin, end]
-  KvSlots kv{};                             ///< by place: [0, begin) are read, [begin, end) written
-  bool writes_kv = true;                    ///< false: [begin, end) keep what they hold
+  NumberParts keeps{};  ///< parts that are stored at the end; none by a verification without takes
+  std::span<const NumberTake> takes{};  ///< in the order of their tokens, within [begin, end]
+  KvSlots kv{};                         ///< by place: [0, begin) are read, [begin, end) written
+  bool writes_kv = true;                ///< false: [begin, end) keep what they hold
   std::uint32_t padded_to = 0;  ///< where above `end`: so many places are written, with token 0
   KvSlots also{};               ///< a second memory that KV is written to, by the same places
   /// By layer, the distance of its slots from those that are named above. Empty: a slot has the

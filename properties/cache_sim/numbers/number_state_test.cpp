@@ -122,6 +122,30 @@ TEST(Numbers, ofAStateTakenOnTheWayAreRight) {
                         "unit 0: its conv part differs, which holds what state slot 2"));
 }
 
+// A verification that takes states leaves its own slot alone, unless it is told to keep them.
+TEST(Numbers, ofAVerificationThatTakesStatesAreRight) {
+  for (const bool keeps : {false, true}) {
+    OneRequest one;
+    one.run(text("a6"), 0, 6);
+    one.state.allocate_state(StateSlot{2});
+    const std::vector<NumberTake> takes{{8, StateSlot{2}, {}}};
+    const Tokens tokens = text("a9");
+    NumberRow row = one.row(tokens, 6, 9);
+    row.drafts = 2;
+    row.takes = takes;
+    row.keeps = {.recurrent = false, .conv = keeps};
+    one.state.forward(row);
+    one.state.compare_state(StateSlot{2}, tokens, 8);
+    EXPECT_EQ(one.found(), "");
+    one.state.compare_state(StateSlot{1}, tokens, 6);
+    EXPECT_THAT(one.found(), HasSubstr(keeps ? "unit 0: its conv part differs" : ""));
+    const std::vector<NumberTake> nowhere{{8, StateSlot::none(), {}}};
+    row.takes = nowhere;
+    one.state.forward(row);
+    EXPECT_THAT(one.found(), HasSubstr("out-of-range: a row over tokens 6 to 9 of a9"));
+  }
+}
+
 // Each way to be wrong, and the words that name it.
 TEST(Numbers, ofAWrongSlotAreReportedByUnitAndPart) {
   const auto found = [](const auto& spoil) {
