@@ -31,6 +31,7 @@ double peak_flops() {
     for (int attempt = 0; attempt < 5; ++attempt) {
       const auto start = std::chrono::steady_clock::now();
       std::vector<std::thread> threads;
+      threads.reserve(static_cast<std::size_t>(cores));
       for (int i = 0; i < cores; ++i)
         threads.emplace_back([] {
           const Matrix<float> a = Matrix<float>::Ones(512, 512);

@@ -406,8 +406,7 @@ std::string server_in(const std::string& text, bool is_about_caches) {
 std::string option_in(const std::string& code) {
   static const std::regex asks("\\b(contains|has|find|number|text)\\(\"(\\w+)\"\\)");
   for (std::sregex_iterator i(code.begin(), code.end(), asks), end; i != end; ++i)
-    if (const std::string name = (*i)[2]; Registry<ConfigOption>::find(name) != nullptr)
-      return name;
+    if (std::string name = (*i)[2]; Registry<ConfigOption>::find(name) != nullptr) return name;
   return "";
 }
 

@@ -95,7 +95,9 @@ Result<std::map<std::string, StoredTensor>> read_safetensors(const std::string& 
   std::map<std::string, StoredTensor> tensors;
   for (const auto& [name, object] : header.items()) {
     if (name == "__metadata__") continue;
-    auto tensor = read_tensor(object, bytes->data, path + ": " + name + ": ");
+    std::string place = path;
+    place.append(": ").append(name).append(": ");
+    auto tensor = read_tensor(object, bytes->data, place);
     if (!tensor) return tl::unexpected(tensor.error());
     tensors.emplace(name, std::move(*tensor));
   }

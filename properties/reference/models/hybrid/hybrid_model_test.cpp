@@ -282,7 +282,7 @@ TEST(HybridConfig, hasTheSizesOfItsPage) {
                                                            {"tiny-qwen3", 19648}};
   for (const auto& [name, expected] : parameters) {
     const HybridModel& model = model_of(name);
-    std::size_t count = 64 * 32;  // the embedding of a checkpoint
+    std::size_t count = std::size_t{64} * 32;  // the embedding of a checkpoint
     for (const auto& [tensor, values] : model.weights().tensors) count += values.values.size();
     EXPECT_EQ(count, expected) << name;
   }

@@ -20,59 +20,58 @@ constexpr std::size_t kTokens = 40, kAfter = 2, kTexts = 40;
 constexpr std::uint64_t kVocabulary = 64;
 
 /// State slots of one text; the last one is where mistakes run.
-enum Slot : std::uint32_t { now, one_short, one_more, first_other, zero, trial, kSlots };
+enum Slot : std::uint32_t { kNow, kOneShort, kOneMore, kFirstOther, kZero, kTrial, kSlots };
 
 /// The runs of one text from which mistakes are put together. KV slots of the text are 0 … 41,
 /// those of another text 42 … 83; 84 holds zeros.
 class Case {
  public:
   Case(const HybridModel& model, std::uint64_t number)
-      : memory_(model, 2 * kPlaces + 1, kSlots),
+      : memory_(model, kZeroKv + 1, kSlots),
         text_(drawn_text(2 * number, kPlaces, kVocabulary)),
         other_(drawn_text(2 * number + 1, kPlaces, kVocabulary)) {
     for (std::size_t i = 0; i < kPlaces; ++i)
       if (other_[i] == text_[i]) other_[i] = (other_[i] + 1) % kVocabulary;
     for (std::uint32_t i = 0; i < kPlaces; ++i) own_.push_back(i), others_.push_back(kPlaces + i);
-    std::ranges::fill(memory_.kv().slot(2 * kPlaces), 0.0);
-    memory_.zero(zero);
+    std::ranges::fill(memory_.kv().slot(kZeroKv), 0.0);
+    memory_.zero(kZero);
     Text first = text_;
     first[0] = other_[0];
-    fill(first, kTokens, others_, first_other);
-    fill(other_, kPlaces, others_, trial);
-    fill(text_, kTokens - 1, own_, now);
-    memory_.copy(now, one_short);
-    step(text_, kTokens - 1, now);
-    memory_.copy(now, one_more);
-    step(other_, kTokens, one_more);
-    right_ = after({}, own_, 0);
+    fill(first, kTokens, others_, kFirstOther);
+    fill(other_, kPlaces, others_, kTrial);
+    fill(text_, kTokens - 1, own_, kNow);
+    memory_.copy(kNow, kOneShort);
+    step(text_, kTokens - 1, kNow);
+    memory_.copy(kNow, kOneMore);
+    step(other_, kTokens, kOneMore);
+    memory_.copy(kNow, kTrial);
+    right_ = after(own_, 0);
   }
-
-  using Slots = std::map<std::string_view, std::map<std::int64_t, Slot>>;
 
   /// The change where parts of the state come from other slots: takes(part) gives the slot.
   template <class Takes>
   double state(const Takes& takes) {
-    memory_.copy(now, trial);
+    memory_.copy(kNow, kTrial);
     for (const HybridPart& part : memory_.model.parts())
       if (std::string_view(part.name) != "KV")
         std::copy_n(memory_.states().at(takes(part)) + part.first, part.size,
-                    memory_.states().at(trial) + part.first);
-    return change(after({}, own_, 0));
+                    memory_.states().at(kTrial) + part.first);
+    return change(after(own_, 0));
   }
   /// The change where the KV of a token is another text's, or zero.
   double kv(std::size_t place, bool is_zero) {
     std::vector<std::uint32_t> kv = own_;
-    kv[place] = is_zero ? 2 * kPlaces : others_[place];
-    memory_.copy(now, trial);
-    return change(after({}, kv, 0));
+    kv[place] = is_zero ? kZeroKv : others_[place];
+    memory_.copy(kNow, kTrial);
+    return change(after(kv, 0));
   }
   double positions_further() {
-    memory_.copy(now, trial);
-    return change(after({}, own_, 1));
+    memory_.copy(kNow, kTrial);
+    return change(after(own_, 1));
   }
 
  private:
-  static constexpr std::uint32_t kPlaces = kTokens + kAfter;
+  static constexpr std::uint32_t kPlaces = kTokens + kAfter, kZeroKv = 2 * kPlaces;
 
   void fill(const Text& text, std::size_t size, const std::vector<std::uint32_t>& kv, Slot slot) {
     memory_.zero(slot);
@@ -84,17 +83,16 @@ class Case {
                   .kv = own_,
                   .state = slot}});
   }
-  /// Logits of the two tokens after the cache; `right_` needs a copy of the right state.
-  std::vector<Numbers> after(std::vector<Numbers> logits, const std::vector<std::uint32_t>& kv,
-                             std::int64_t shift) {
-    if (right_.empty()) memory_.copy(now, trial);
+  /// Logits of the two tokens after the cache, from the state of kTrial.
+  std::vector<Numbers> after(const std::vector<std::uint32_t>& kv, std::int64_t shift) {
+    std::vector<Numbers> logits;
     for (std::size_t i = kTokens; i < kPlaces; ++i) {
       const auto place = static_cast<std::int64_t>(i);
       logits.push_back(memory_.run({{.tokens = std::span(text_).subspan(i, 1),
                                      .begin = place,
                                      .position = place + shift,
                                      .kv = kv,
-                                     .state = trial}}));
+                                     .state = kTrial}}));
     }
     return logits;
   }
@@ -128,26 +126,28 @@ bool is(const HybridPart& part, std::string_view name) {
 
 constexpr Mistake kMistakes[] = {
     {"state one token short",
-     [](Case& c) { return c.state([](const auto&) { return one_short; }); }},
+     [](Case& c) { return c.state([](const auto&) { return kOneShort; }); }},
     {"recurrent part one short",
      [](Case& c) {
-       return c.state([](const auto& part) { return is(part, "recurrent") ? one_short : now; });
+       return c.state([](const auto& part) { return is(part, "recurrent") ? kOneShort : kNow; });
      }},
     {"conv part one short",
      [](Case& c) {
-       return c.state([](const auto& part) { return is(part, "conv") ? one_short : now; });
+       return c.state([](const auto& part) { return is(part, "conv") ? kOneShort : kNow; });
      }},
     {"conv part zero",
      [](Case& c) {
-       return c.state([](const auto& part) { return is(part, "conv") ? zero : now; });
+       return c.state([](const auto& part) { return is(part, "conv") ? kZero : kNow; });
      }},
     {"a rejected token in the state",
-     [](Case& c) { return c.state([](const auto&) { return one_more; }); }},
-    {"state zero", [](Case& c) { return c.state([](const auto&) { return zero; }); }},
+     [](Case& c) { return c.state([](const auto&) { return kOneMore; }); }},
+    {"state zero", [](Case& c) { return c.state([](const auto&) { return kZero; }); }},
     {"first layer's state zero",
-     [](Case& c) { return c.state([](const auto& part) { return part.unit == 0 ? zero : now; }); }},
+     [](Case& c) {
+       return c.state([](const auto& part) { return part.unit == 0 ? kZero : kNow; });
+     }},
     {"state of another first token",
-     [](Case& c) { return c.state([](const auto&) { return first_other; }); }},
+     [](Case& c) { return c.state([](const auto&) { return kFirstOther; }); }},
     {"KV of the first token another's", [](Case& c) { return c.kv(0, false); }},
     {"KV in the middle another's", [](Case& c) { return c.kv(kTokens / 2, false); }},
     {"KV of the last token another's", [](Case& c) { return c.kv(kTokens - 1, false); }},
