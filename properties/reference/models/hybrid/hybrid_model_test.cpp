@@ -6,9 +6,11 @@
 #include <rapidcheck/gtest.h>
 
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "properties/reference/models/hybrid/hybrid_memory.hpp"
+#include "properties/support/program.hpp"
 
 namespace lockstep {
 namespace {
@@ -221,6 +223,25 @@ TEST_P(Hybrid, aRowWritesOnlyWhatItKeeps) {
       memory.run({{.tokens = drawn_text(4, 5), .kv = kv, .writes_kv = false}});
       EXPECT_TRUE(same(memory.kv_numbers, written));
     }
+}
+
+// fixtures/models/hybrid_logits.json is written by hybrid_transformers_full_test.cpp: the classes
+// of transformers in float64. YaRN is float32 inside that of DeepSeek.
+TEST_P(Hybrid, hasTheLogitsOfTransformers) {
+  const auto file = nlohmann::json::parse(
+      read_text(std::string(LOCKSTEP_SOURCE_DIR) + "/fixtures/models/hybrid_logits.json"));
+  const auto& recorded = file.at(std::string(GetParam()));
+  const PlainRun plain = plain_run(model_of(GetParam()), recorded.at("tokens").get<Text>());
+  const double bound = GetParam() == "tiny-deepseek-v3" ? 1e-8 : 1e-12;
+  for (const auto& [after, logits] : recorded.at("logits").items()) {
+    const Numbers& own = plain.logits.at(std::stoul(after) - 1);
+    double largest = 0, far = 0;
+    for (std::size_t v = 0; v < own.size(); ++v) {
+      largest = std::max(largest, std::abs(logits.at(v).get<double>()));
+      far = std::max(far, std::abs(own[v] - logits.at(v).get<double>()));
+    }
+    EXPECT_LT(far, bound * largest) << "after " << after << " tokens";
+  }
 }
 
 // A unit's slots may lie at a distance from those that the row names.
