@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "reference/attention/mla_attention.hpp"
+#include "reference/models/hybrid/hybrid_model.hpp"
 #include "reference/recurrent/gated_delta_rule.hpp"
 #include "reference/recurrent/mamba2.hpp"
 #include "reference/tensors/grid.hpp"
@@ -30,6 +31,7 @@ double peak_flops() {
     for (int attempt = 0; attempt < 5; ++attempt) {
       const auto start = std::chrono::steady_clock::now();
       std::vector<std::thread> threads;
+      threads.reserve(static_cast<std::size_t>(cores));
       for (int i = 0; i < cores; ++i)
         threads.emplace_back([] {
           const Matrix<float> a = Matrix<float>::Ones(512, 512);
@@ -197,6 +199,48 @@ void eigen_product(benchmark::State& state) {
   }
 }
 BENCHMARK(eigen_product)->Unit(benchmark::kMillisecond)->UseRealTime();
+
+/// A preset (by its place in hybrid_presets()) runs `rows` rows of `tokens` tokens each behind 40
+/// others, on one core. `token` is the time of one token, embedding and head included.
+void hybrid_model(benchmark::State& state) {
+  const std::string_view preset =
+      reference::hybrid_presets()[static_cast<std::size_t>(state.range(0))];
+  const auto rows = static_cast<std::size_t>(state.range(1));
+  const auto tokens = static_cast<std::size_t>(state.range(2));
+  constexpr std::size_t kBefore = 40;
+  const reference::HybridConfig config = *reference::hybrid_preset(preset);
+  const reference::HybridModel model(config, reference::drawn_hybrid(config));
+  std::vector<double> kv(rows * (kBefore + tokens) * model.kv_size());
+  std::vector<double> states(rows * model.state_size() + 1), logits(rows * model.vocabulary());
+  std::vector<std::uint64_t> text(kBefore + tokens);
+  for (std::size_t i = 0; i < text.size(); ++i) text[i] = random_bits(1, 1, i);
+  std::vector<std::vector<std::uint32_t>> slots(rows);
+  std::vector<reference::HybridRow> first, next;
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    for (std::uint32_t i = 0; i < text.size(); ++i)
+      slots[row].push_back(static_cast<std::uint32_t>(row * text.size() + i));
+    first.push_back({.tokens = std::span(text).first(kBefore), .kv = slots[row], .state = row});
+    next.push_back({.tokens = std::span(text).subspan(kBefore),
+                    .begin = kBefore,
+                    .kv = slots[row],
+                    .state = row,
+                    .keeps_recurrent = false,
+                    .keeps_conv = false});
+  }
+  const auto run = [&](const std::vector<reference::HybridRow>& batch) {
+    model.forward(batch, {kv.data(), model.kv_size()}, {states.data(), model.state_size()}, logits);
+  };
+  run(first);
+  for (auto _ : state) run(next);
+  state.SetLabel(std::string(preset));
+  state.counters["token"] = benchmark::Counter(
+      static_cast<double>(state.iterations()) * static_cast<double>(rows * tokens),
+      benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+}
+BENCHMARK(hybrid_model)
+    ->ArgNames({"preset", "rows", "tokens"})
+    ->ArgsProduct({{0, 1, 2, 3, 4}, {1, 4}, {1, 16}})
+    ->Unit(benchmark::kMicrosecond);
 
 }  // namespace
 }  // namespace lockstep

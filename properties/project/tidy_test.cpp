@@ -87,6 +87,9 @@ const std::vector<Folder>& folders() {
         {"reference/attention", {base, tensors, "reference/layers"}},
         {"reference/models",
          {base, tensors, "reference/layers", "reference/recurrent", "reference/attention"}},
+        {"reference/models/hybrid",
+         {base, tensors, "reference/layers", "reference/recurrent", "reference/attention",
+          "reference/models"}},
         {"kernels/base", {base, tensors}},
         {"kernels/recurrent", {base, tensors, "kernels/base"}},
         {"kernels/replay", {base, tensors, "kernels/base"}},
@@ -108,7 +111,7 @@ const std::vector<Folder>& folders() {
         {"base"},
         {"trace", "model", "draw"},
         {"workloads", "check", "logs"},
-        {"policies", "server"},
+        {"policies", "server", "numbers"},
         {"policies/sglang", "policies/ideal", "policies/vllm", "policies/marconi",
          "policies/edge_llm", "policies/static_kv"},
         {"server/sglang", "server/vllm"},
@@ -123,6 +126,9 @@ const std::vector<Folder>& folders() {
       for (const std::string& name : row) above.push_back("cache_sim/" + name);
     }
     list.back().may_include.push_back("kernels/judge");  // the command `judge`
+    for (Folder& folder : list)
+      if (folder.path == "cache_sim/numbers")
+        folder.may_include.push_back("reference/models/hybrid");
     return list;
   }();
   return all;
@@ -400,8 +406,7 @@ std::string server_in(const std::string& text, bool is_about_caches) {
 std::string option_in(const std::string& code) {
   static const std::regex asks("\\b(contains|has|find|number|text)\\(\"(\\w+)\"\\)");
   for (std::sregex_iterator i(code.begin(), code.end(), asks), end; i != end; ++i)
-    if (const std::string name = (*i)[2]; Registry<ConfigOption>::find(name) != nullptr)
-      return name;
+    if (std::string name = (*i)[2]; Registry<ConfigOption>::find(name) != nullptr) return name;
   return "";
 }
 

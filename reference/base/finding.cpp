@@ -47,6 +47,8 @@ constexpr std::array kKinds{
             "A number is impossible: an index beyond its table, or a count beyond its pool."},
     KindRow{FindingKind::batch_variance, "batch-variance", kExitInvariant,
             "A row's result depends on which other rows are in its batch."},
+    KindRow{FindingKind::number_differs, "number-differs", kExitInvariant,
+            "A row's logits or state are not, bit by bit, those of a run without a cache."},
     KindRow{FindingKind::broken_invariant, "broken-invariant", kExitInvariant,
             "A server says that a rule of its own does not hold."},
     KindRow{FindingKind::cached_too_much, "cached-too-much", kExitDiffers,

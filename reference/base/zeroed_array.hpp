@@ -40,6 +40,8 @@ class ZeroedArray {
   }
 
   std::size_t size() const { return size_; }
+  T* data() { return values_.get(); }
+  const T* data() const { return values_.get(); }
   T& operator[](std::size_t i) { return values_.get()[i]; }
   const T& operator[](std::size_t i) const { return values_.get()[i]; }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace lockstep::reference {
 namespace {
@@ -94,11 +95,34 @@ Result<std::map<std::string, StoredTensor>> read_safetensors(const std::string& 
   std::map<std::string, StoredTensor> tensors;
   for (const auto& [name, object] : header.items()) {
     if (name == "__metadata__") continue;
-    auto tensor = read_tensor(object, bytes->data, path + ": " + name + ": ");
+    std::string place = path;
+    place.append(": ").append(name).append(": ");
+    auto tensor = read_tensor(object, bytes->data, place);
     if (!tensor) return tl::unexpected(tensor.error());
     tensors.emplace(name, std::move(*tensor));
   }
   return tensors;
+}
+
+Result<void> write_safetensors(const std::string& path,
+                               const std::map<std::string, WrittenTensor>& tensors) {
+  json header = json::object();
+  std::size_t end = 0;
+  for (const auto& [name, tensor] : tensors) {
+    const std::size_t begin = std::exchange(end, end + tensor.values.size_bytes());
+    header[name] = {{"dtype", "F64"}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');
+  const std::uint64_t size = text.size();
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(&size), sizeof size);
+  file << text;
+  for (const auto& [name, tensor] : tensors)
+    file.write(reinterpret_cast<const char*>(tensor.values.data()),
+               static_cast<std::streamsize>(tensor.values.size_bytes()));
+  file.close();
+  return file ? Result<void>() : fail(path + ": cannot be written");
 }
 
 }  // namespace lockstep::reference

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,5 +21,13 @@ struct StoredTensor {
 
 /// Reads all tensors, by name. Elements must be F32 or BF16. Errors name the file and the tensor.
 Result<std::map<std::string, StoredTensor>> read_safetensors(const std::string& path);
+
+/// Writes tensors of doubles (F64). `values` are contiguous, the last dimension fastest.
+struct WrittenTensor {
+  std::vector<std::int64_t> shape;
+  std::span<const double> values;
+};
+Result<void> write_safetensors(const std::string& path,
+                               const std::map<std::string, WrittenTensor>& tensors);
 
 }  // namespace lockstep::reference

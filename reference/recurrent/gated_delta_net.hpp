@@ -73,10 +73,12 @@ GatedDeltaProjections<S> gated_delta_projections(const TensorView<const S, 2>& h
 template <class S>
 void gated_delta_net(const TensorView<const S, 2>& hidden, const GatedDeltaNet<S>& w,
                      const Rows& rows, const LayerRun& run, const TensorView<S, 3>& conv_state,
-                     const TensorView<S, 4>& state, TensorView<S, 2> out) {
+                     const TensorView<S, 4>& state, TensorView<S, 2> out,
+                     const OptionalSnapshots<S>& snapshots = {}) {
+  require(!snapshots || run.update, "only an update leaves states after each token");
   const std::int64_t T = hidden.extent(0), keys = w.H * w.K;
   const GatedDeltaProjections<S> p = gated_delta_projections(hidden, w);
-  const Array<S, 2> qkv = convolved<S>(p.qkv, w.conv_weight, {}, rows, run, conv_state);
+  const Array<S, 2> qkv = convolved<S>(p.qkv, w.conv_weight, {}, rows, run, conv_state, snapshots);
   const GatedDeltaGates<S> gates = gated_delta_gates<S>(p.a, p.b, w.A_log, w.dt_bias);
   const GatedDeltaRuleInputs<S> rule{.q = heads_of(qkv, 0, w.H, w.K),
                                      .k = heads_of(qkv, keys, w.H, w.K),
@@ -86,8 +88,12 @@ void gated_delta_net(const TensorView<const S, 2>& hidden, const GatedDeltaNet<S
                                      .use_qk_l2norm = true,
                                      .rows = rows};
   Array<S, 3> o(Shape<3>{T, w.HV, w.V});
-  if (run.update)
+  if (snapshots)
+    gated_delta_rule_update<S>(rule, state, o, snapshots->parents, snapshots->state);
+  else if (run.update)
     gated_delta_rule_update<S>(rule, state, o);
+  else if (run.scan)
+    gated_delta_rule_scan<S>(rule, state, o);
   else
     gated_delta_rule_prefill<S>(rule, run.chunk_size, state, o);
 

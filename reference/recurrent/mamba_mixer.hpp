@@ -17,6 +17,7 @@
 #include "reference/layers/rms_norm.hpp"
 #include "reference/recurrent/causal_conv1d.hpp"
 #include "reference/recurrent/mamba2.hpp"
+#include "reference/tensors/times.hpp"
 
 namespace lockstep::reference {
 
@@ -34,19 +35,32 @@ struct MambaMixer {
   S eps = S(1e-5);
 };
 
-/// The mode of a call: a prefill by chunks of a given size (1: token by token), or an update of
-/// running requests.
+/// The mode of a call: a prefill by chunks of a given size, or an update of running requests.
 struct LayerRun {
   bool update = false;
   std::int64_t chunk_size = 128;
+  /// The prefill scans token by token. A text then has the same bits however it is cut into
+  /// prefills and updates, which chunks do not give, not even chunks of one token.
+  bool scan = false;
 };
+
+/// The states after each token of an update, which then only reads the layer's own states: see
+/// causal_conv1d_update() and run_update().
+template <class S>
+struct LayerSnapshots {
+  std::optional<IndexView> parents{};
+  TensorView<S, 3> conv;   // [T, conv_dim, C]
+  TensorView<S, 4> state;  // [T, ...], as the states
+};
+template <class S>
+using OptionalSnapshots = std::optional<LayerSnapshots<S>>;
 
 /// x weight^T for x [T, in] and weight [out, in].
 template <class S>
 Array<S, 2> projected(const TensorView<const S, 2>& x, const TensorView<const S, 2>& weight) {
   Array<S, 2> y(Shape<2>{x.extent(0), weight.extent(0)});
-  const Matrix<S> w = as_matrix(weight);
-  for (std::int64_t t = 0; t < x.extent(0); ++t) mapped(at(y.view(), t)) = w * as_vector(at(x, t));
+  for (std::int64_t t = 0; t < x.extent(0); ++t)
+    mapped(at(y.view(), t)) = times<S>(weight, as_vector(at(x, t)));
   return y;
 }
 
@@ -62,7 +76,8 @@ TensorView<const S, 3> heads_of(const Array<S, 2>& y, std::int64_t first, std::i
 template <class S>
 Array<S, 2> convolved(const TensorView<const S, 2>& channels, const TensorView<const S, 2>& weight,
                       const std::optional<TensorView<const S, 1>>& bias, const Rows& rows,
-                      const LayerRun& run, const TensorView<S, 3>& conv_state) {
+                      const LayerRun& run, const TensorView<S, 3>& conv_state,
+                      const OptionalSnapshots<S>& snapshots = {}) {
   Array<S, 2> out(shape_of(channels));
   const CausalConv1dInputs<S> conv{.x = channels,
                                    .weight = weight,
@@ -72,7 +87,9 @@ Array<S, 2> convolved(const TensorView<const S, 2>& channels, const TensorView<c
                                    .has_initial_state = rows.has_initial_state,
                                    .activation = Activation::silu,
                                    .storage = rows.storage};
-  if (run.update)
+  if (snapshots)
+    causal_conv1d_update<S>(conv, conv_state, out, snapshots->parents, snapshots->conv);
+  else if (run.update)
     causal_conv1d_update<S>(conv, conv_state, out);
   else
     causal_conv1d<S>(conv, conv_state, out);
@@ -82,7 +99,9 @@ Array<S, 2> convolved(const TensorView<const S, 2>& channels, const TensorView<c
 template <class S>
 void mamba_mixer(const TensorView<const S, 2>& hidden, const MambaMixer<S>& w, const Rows& rows,
                  const LayerRun& run, const TensorView<S, 3>& conv_state,
-                 const TensorView<S, 4>& state, TensorView<S, 2> out) {
+                 const TensorView<S, 4>& state, TensorView<S, 2> out,
+                 const OptionalSnapshots<S>& snapshots = {}) {
+  require(!snapshots || run.update, "only an update leaves states after each token");
   const std::int64_t T = hidden.extent(0), d_inner = w.H * w.P;
   const std::int64_t conv_dim = d_inner + 2 * w.G * w.N;
   require(w.in_proj.extent(0) == d_inner + conv_dim + w.H, "in_proj gives gate, channels and dt");
@@ -91,8 +110,8 @@ void mamba_mixer(const TensorView<const S, 2>& hidden, const MambaMixer<S>& w, c
     return make_view(in.data() + first, Shape<2>{T, count}, Shape<2>{in.extent(1), 1});
   };
 
-  const Array<S, 2> mixed =
-      convolved<S>(columns(d_inner, conv_dim), w.conv_weight, w.conv_bias, rows, run, conv_state);
+  const Array<S, 2> mixed = convolved<S>(columns(d_inner, conv_dim), w.conv_weight, w.conv_bias,
+                                         rows, run, conv_state, snapshots);
   const Vector<S> decay_rates = -as_vector(w.A_log).array().exp();
   const auto A = make_view(decay_rates.data(), Shape<1>{w.H});
   const Mamba2Inputs<S> ssm{.x = heads_of(mixed, 0, w.H, w.P),
@@ -105,8 +124,12 @@ void mamba_mixer(const TensorView<const S, 2>& hidden, const MambaMixer<S>& w, c
                             .dt_softplus = true,
                             .rows = rows};
   Array<S, 3> y(Shape<3>{T, w.H, w.P});
-  if (run.update)
+  if (snapshots)
+    selective_state_update<S>(ssm, state, y, snapshots->parents, snapshots->state);
+  else if (run.update)
     selective_state_update<S>(ssm, state, y);
+  else if (run.scan)
+    selective_scan<S>(ssm, state, y);
   else
     ssd_prefill<S>(ssm, run.chunk_size, state, y);
 

@@ -39,6 +39,33 @@ TYPED_TEST(HybridLayers, piecesAndDecodesAreThePromptAtOnce) {
   }));
 }
 
+// Scans and updates take the same steps: a cut changes no bit. Chunks of one token do not.
+TYPED_TEST(HybridLayers, scansHaveTheBitsOfUpdates) {
+  EXPECT_TRUE(rc::check([] {
+    const std::int64_t T = draw_length(33);
+    const std::uint64_t seed = draw_seed();
+    TypeParam layer(seed), other(seed);
+    const auto hidden = on_grid<double>(Shape<2>{T, 6}, {.seed = seed, .stream = 77});
+    Array<double, 2> whole(hidden.shape()), pieces(hidden.shape());
+    layer.run(hidden, {.scan = true}, whole);
+    std::int64_t at = 0;
+    for (const std::int64_t size : draw_pieces(T)) {
+      other.run(cut(hidden.view(), at, at + size), {.update = size == 1, .scan = true},
+                cut(pieces.view(), at, at + size));
+      at += size;
+    }
+    RC_ASSERT(same_bits(pieces, whole));
+    RC_ASSERT(same_bits(other.state, layer.state));
+    RC_ASSERT(same_bits(other.conv_state, layer.conv_state));
+  }));
+  TypeParam layer(1), other(1);
+  const auto hidden = on_grid<double>(Shape<2>{33, 6}, {.seed = 1});
+  Array<double, 2> scanned(hidden.shape()), chunked(hidden.shape());
+  layer.run(hidden, {.scan = true}, scanned);
+  other.run(hidden, {.chunk_size = 1}, chunked);
+  EXPECT_FALSE(same_bits(chunked, scanned));
+}
+
 // Qwen3-Next interleaves its projections by key head: the first rows of the second key head are its
 // query, and its values come after the first head's.
 TEST(GatedDeltaNet, projectionsArePutInOrder) {

@@ -1,0 +1,527 @@
+#include "cache_sim/numbers/number_state.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "reference/base/counted.hpp"
+#include "reference/base/require.hpp"
+
+namespace lockstep::cache_sim {
+
+using reference::HybridModel;
+using reference::HybridPart;
+using reference::HybridRow;
+
+namespace {
+
+constexpr std::uint64_t kQuietNan = 0x7FF8000000000000u;
+
+/// A quiet NaN that carries a slot's number.
+double poison_of(std::uint32_t slot) {
+  return std::bit_cast<double>(kQuietNan | slot);
+}
+
+void poison(std::span<double> slot, std::uint32_t number) {
+  std::ranges::fill(slot, poison_of(number));
+}
+
+bool same_bits(std::span<const double> a, std::span<const double> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+/// The largest difference relative to the largest expected number; infinite where one is NaN.
+double distance(std::span<const double> actual, std::span<const double> expected) {
+  double far = 0, largest = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (std::isnan(actual[i])) return std::numeric_limits<double>::infinity();
+    far = std::max(far, std::abs(actual[i] - expected[i]));
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  return largest > 0 ? far / largest : far;
+}
+
+/// The order of magnitude alone: last digits depend on the machine.
+std::string magnitude(double x) {
+  if (std::isinf(x)) return "NaN";
+  return x > 0 ? fmt::format("1e{:+03d}", static_cast<int>(std::floor(std::log10(x)))) : "0";
+}
+
+/// Says where a wrong number comes from, if it is poison.
+std::string origin(std::span<const double> numbers, std::string_view kind) {
+  for (const double x : numbers)
+    if (std::isnan(x) &&
+        (std::bit_cast<std::uint64_t>(x) & ~std::uint64_t{0xFFFFFFFF}) == kQuietNan)
+      return fmt::format(", which holds what {} slot {} had before anybody wrote it", kind,
+                         static_cast<std::uint32_t>(std::bit_cast<std::uint64_t>(x)));
+  return "";
+}
+
+}  // namespace
+
+NumberState::NumberState(std::shared_ptr<Truth> truth, std::int64_t states, std::int64_t kv_end,
+                         std::int64_t page)
+    : truth_(std::move(truth)),
+      model_(truth_->model()),
+      state_slots_(static_cast<std::size_t>(states) + 2),
+      kv_slots_(static_cast<std::size_t>(kv_end) + 1),
+      page_(static_cast<std::uint32_t>(std::min(page, kv_end))),
+      states_(state_slots_ * model_.state_size()),
+      kv_(kv_slots_ * model_.kv_size()),
+      state_used_(state_slots_),
+      kv_used_(kv_slots_),
+      kv_open_(kv_slots_) {
+  for (const HybridPart& part : model_.parts())
+    (std::string_view(part.name) == "KV" ? kv_layers_ : state_layers_) = part.layer + 1;
+}
+
+// --- Slots
+
+std::uint32_t NumberState::state_index(StateSlot slot) const {
+  return static_cast<std::uint32_t>(std::min<std::size_t>(slot.value, state_slots_ - 1));
+}
+
+std::uint32_t NumberState::kv_index(std::uint32_t slot) const {
+  return static_cast<std::uint32_t>(std::min<std::size_t>(slot, kv_slots_ - 1));
+}
+
+std::span<double> NumberState::state_at(std::uint32_t index) {
+  const std::span<double> state{states_.data() + index * model_.state_size(), model_.state_size()};
+  if (state_used_[index] == 0) poison(state, index);
+  state_used_[index] = 1;
+  return state;
+}
+
+std::span<double> NumberState::kv_at(std::uint32_t index) {
+  const std::span<double> kv{kv_.data() + index * model_.kv_size(), model_.kv_size()};
+  if (kv_used_[index] == 0) poison(kv, index);
+  kv_used_[index] = 1;
+  return kv;
+}
+
+std::span<double> NumberState::part_of(std::span<double> state, StatePart part) const {
+  const std::size_t recurrent = model_.recurrent_size();
+  return part == StatePart::recurrent ? state.first(recurrent) : state.subspan(recurrent);
+}
+
+bool NumberState::is_open(std::uint32_t state) const {
+  return std::ranges::find(open_states_, state) != open_states_.end();
+}
+
+std::span<double> NumberState::named(StateSlot slot) {
+  const std::uint32_t index = state_index(slot);
+  if (is_open(index)) run();
+  return state_at(index);
+}
+
+std::span<double> NumberState::named_kv(std::uint32_t slot) {
+  const std::uint32_t index = kv_index(slot);
+  if (kv_open_[index] == batch_) run();
+  return kv_at(index);
+}
+
+// --- Batches
+
+namespace {
+
+/// Calls act(slot) for the slots that stand for `slot` in the layers.
+template <class Act>
+void for_layers(std::uint32_t slot, std::span<const std::uint32_t> layers, const Act& act) {
+  if (layers.empty()) act(slot);
+  for (const std::uint32_t distance : layers) act(slot + distance);
+}
+
+}  // namespace
+
+/// Whether the pools have all slots that the row names.
+bool NumberState::exists(const NumberRow& row) const {
+  bool all = row.kv.size() >= std::max(row.end, row.padded_to);
+  const auto check = [&](std::size_t count) {
+    return [&all, count](std::uint32_t slot) { all = all && slot < count - 1; };
+  };
+  for (const KvSlots slots : {row.kv, row.also})
+    for (const std::uint32_t slot : slots) for_layers(slot, row.kv_layers, check(kv_slots_));
+  if (row.state.exists()) for_layers(row.state.value, row.state_layers, check(state_slots_));
+  for (const NumberTake& take : row.takes)
+    for_layers(take.target.value, row.state_layers, check(state_slots_));
+  return all;
+}
+
+void NumberState::forward(const NumberRow& row) {
+  if (row.end <= row.begin) return;
+  const auto fits = [](std::size_t told, std::size_t layers) {
+    return told == 0 || told == layers;
+  };
+  require(fits(row.state_layers.size(), state_layers_) && fits(row.kv_layers.size(), kv_layers_),
+          "a row has as many layers as the model");
+  if (!exists(row)) {
+    findings_.push_back(
+        {FindingKind::out_of_range,
+         fmt::format("a row over tokens {} to {} of {} has a slot outside of its pool", row.begin,
+                     row.end, row.tokens.text(60)),
+         "slots of the pools", "another number, or none"});
+    return;
+  }
+  bool shares = false;
+  const auto share = [&](std::uint32_t slot) { shares = shares || is_open(slot); };
+  if (row.state.exists()) for_layers(row.state.value, row.state_layers, share);
+  for (const NumberTake& take : row.takes) for_layers(take.target.value, row.state_layers, share);
+  const auto share_kv = [&](std::uint32_t slot) { shares = shares || kv_open_[slot] == batch_; };
+  for (const std::uint32_t slot : row.kv.first(std::max(row.end, row.padded_to)).subspan(row.begin))
+    for_layers(slot, row.kv_layers, share_kv);
+  for (const std::uint32_t slot : row.also) for_layers(slot, row.kv_layers, share_kv);
+  if (shares) run();
+  if (rows_.size() == open_) rows_.emplace_back();
+  open(row, rows_[open_++]);
+}
+
+/// Keeps what the row says, and marks its slots.
+void NumberState::open(const NumberRow& row, OpenRow& kept) {
+  kept.text = row.tokens;
+  kept.begin = row.begin, kept.end = row.end, kept.drafts = row.drafts;
+  kept.padding = std::max(row.end, row.padded_to) - row.end;
+  kept.tokens.assign(row.end + kept.padding - row.begin, 0);
+  for (std::uint32_t i = row.begin; i < row.end; ++i) kept.tokens[i - row.begin] = row.tokens[i];
+  kept.parents.assign(row.parents.begin(), row.parents.end());
+  kept.has_state = row.state.exists() && model_.state_size() > 0;
+  kept.state = kept.has_state ? row.state.value : 0;
+  kept.state_layers.assign(row.state_layers.begin(), row.state_layers.end());
+  kept.kv_layers.assign(row.kv_layers.begin(), row.kv_layers.end());
+  kept.writes_kv = row.writes_kv;
+  kept.verifies = row.drafts > 0;
+  kept.keeps = row.keeps;
+  kept.takes.clear();
+  const auto open_state = [&](std::uint32_t slot) {
+    state_at(slot);
+    open_states_.push_back(slot);
+  };
+  if (kept.has_state) for_layers(kept.state, kept.state_layers, open_state);
+  for (const NumberTake& take : row.takes) {
+    for_layers(take.target.value, kept.state_layers, open_state);
+    kept.takes.push_back({take.after, take.target.value, take.parts.recurrent, take.parts.conv});
+  }
+  const auto open_kv = [&](std::uint32_t slot) {
+    kv_at(slot);
+    kv_open_[slot] = batch_;
+  };
+  const auto own = row.kv.first(row.end + kept.padding);
+  kept.kv.assign(own.begin(), own.end());
+  kept.also.assign(row.also.begin(), row.also.end());
+  for (const std::vector<std::uint32_t>* const slots : {&kept.kv, &kept.also})
+    for (const std::uint32_t slot : *slots) for_layers(slot, kept.kv_layers, open_kv);
+}
+
+void NumberState::launch(std::span<const StateSlot> padding) {
+  poison(state_at(0), 0);
+  for (std::uint32_t slot = 0; slot < page_; ++slot) poison(kv_at(slot), slot);
+  run();
+  for (const StateSlot slot : padding) run_padding_row(slot);
+}
+
+void NumberState::run() {
+  const std::size_t count = std::exchange(open_, 0);
+  open_states_.clear();
+  ++batch_;
+  half_.reset();
+  if (count == 0) return;
+  std::vector<HybridRow> rows;
+  std::size_t sampled = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    rows.push_back(told(rows_[i]));
+    sampled += rows.back().sampled();
+    computed_ += static_cast<std::int64_t>(rows_[i].tokens.size());
+  }
+  logits_.resize(sampled * model_.vocabulary());
+  model_.forward(rows, {kv_.data(), model_.kv_size()}, {states_.data(), model_.state_size()},
+                 logits_);
+  std::span<const double> logits = logits_;
+  for (std::size_t i = 0; i < count; ++i) {
+    const OpenRow& row = rows_[i];
+    for (std::size_t place = row.begin; place < std::min(row.kv.size(), row.also.size()); ++place)
+      for (const HybridPart& part : model_.parts())
+        if (std::string_view(part.name) == "KV")
+          std::ranges::copy(held_kv(row, part, row.kv[place]),
+                            held_kv(row, part, row.also[place]).begin());
+    const std::size_t own = rows[i].sampled() * model_.vocabulary();
+    compare(row, logits.first(own));
+    logits = logits.subspan(own);
+    if (!row.verifies || !row.has_state) continue;
+    leave_takes(row);
+    for_layers(row.state, row.state_layers, [&](std::uint32_t slot) { left_[slot] = row.after; });
+  }
+}
+
+/// The row as the model is told it; keeps the state from which it starts.
+HybridRow NumberState::told(OpenRow& row) {
+  HybridRow told{.tokens = row.tokens,
+                 .begin = row.begin,
+                 .kv = row.kv,
+                 .writes_kv = row.writes_kv,
+                 .padding = row.padding,
+                 .state = row.state,
+                 .state_layers = row.state_layers,
+                 .kv_layers = row.kv_layers,
+                 .keeps_recurrent = row.keeps.recurrent && row.has_state,
+                 .keeps_conv = row.keeps.conv && row.has_state,
+                 .takes = row.takes};
+  row.before.resize(model_.state_size());
+  for (const HybridPart& part : model_.parts())
+    if (std::string_view(part.name) != "KV")
+      std::ranges::copy(held_state(row, part, row.state), row.before.begin() + part.first);
+  if (!row.verifies) return told;
+  row.after.resize(std::max<std::size_t>(1, row.tokens.size() * model_.state_size()));
+  told.takes = {};
+  told.states_after = row.after.data();
+  told.drafts = row.drafts;
+  told.parents = row.parents;
+  return told;
+}
+
+/// A part of a slot that the row names.
+std::span<double> NumberState::held_state(const OpenRow& row, const HybridPart& part,
+                                          std::uint32_t slot) {
+  const std::uint32_t distance = row.state_layers.empty() ? 0 : row.state_layers[part.layer];
+  return state_at(slot + distance).subspan(part.first, part.size);
+}
+
+std::span<double> NumberState::held_kv(const OpenRow& row, const HybridPart& part,
+                                       std::uint32_t slot) {
+  const std::uint32_t distance = row.kv_layers.empty() ? 0 : row.kv_layers[part.layer];
+  return kv_at(slot + distance).subspan(part.first, part.size);
+}
+
+/// The states that a verification leaves in slots; it keeps parts of its own where it takes states.
+void NumberState::leave_takes(const OpenRow& row) {
+  const std::size_t size = model_.state_size();
+  for (const reference::HybridTake& take : row.takes) {
+    const auto seen = static_cast<std::size_t>(take.after - row.begin);
+    const double* const source =
+        seen == 0 ? row.before.data() : row.after.data() + (seen - 1) * size;
+    for (const HybridPart& part : model_.parts()) {
+      const std::string_view name = part.name;
+      if (name == "KV" || !(name == "conv" ? take.conv : take.recurrent)) continue;
+      std::copy_n(source + part.first, part.size, held_state(row, part, take.slot).begin());
+    }
+  }
+  if (row.takes.empty()) return;
+  const double* const last = row.after.data() + (row.tokens.size() - row.padding - 1) * size;
+  for (const HybridPart& part : model_.parts()) {
+    const std::string_view name = part.name;
+    if (name != "KV" && (name == "conv" ? row.keeps.conv : row.keeps.recurrent))
+      std::copy_n(last + part.first, part.size, held_state(row, part, row.state).begin());
+  }
+}
+
+// --- Comparison with the truth
+
+void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
+  const std::size_t V = model_.vocabulary();
+  const Truth::Node base = truth_->at(row.text, row.begin);
+  const std::uint32_t size = row.end - row.begin, inputs = size - row.drafts;
+  std::vector<Truth::Node> after;  // by token of the row
+  bool differs = row.has_state && !same_bits(row.before, truth_->state(base));
+  std::uint32_t first = row.end;
+  double far = 0;
+  for (std::uint32_t i = 0; i < size; ++i) {
+    Truth::Node parent = i == 0 ? base : after[i - 1];
+    if (i >= inputs && !row.parents.empty()) {
+      const auto draft = static_cast<std::uint32_t>(row.parents[i - inputs]);
+      parent = draft == 0 ? (inputs == 0 ? base : after[inputs - 1]) : after[inputs + draft - 1];
+    }
+    after.push_back(truth_->next(parent, row.tokens[i]));
+    const bool samples = row.verifies || i + 1 == size;
+    if (!samples) continue;
+    const std::span<const double> own = logits.first(V), right = truth_->logits(after.back());
+    logits = logits.subspan(V);
+    if (same_bits(own, right)) continue;
+    if (!std::exchange(differs, true) || far == 0) {
+      first = truth_->size(after.back());
+      far = distance(own, right);
+    }
+  }
+  if (differs) report(row, first, far, base);
+}
+
+void NumberState::report(const OpenRow& row, std::uint32_t size, double far, Truth::Node base) {
+  const std::string where = first_difference(row, base);
+  const std::string moved =
+      far > 0 ? fmt::format("logits after {} are {} off", counted(size, "token"), magnitude(far))
+              : "logits are right, but not what they come from";
+  findings_.push_back({FindingKind::number_differs,
+                       fmt::format("a row over tokens {} to {} of {}: {}; {}", row.begin, row.end,
+                                   row.text.text(60), moved, where),
+                       "the bits of a run without a cache", where});
+}
+
+/// The first part, in the order of the model's units, that the row read and that is not right.
+std::string NumberState::first_difference(const OpenRow& row, Truth::Node base) {
+  std::vector<Truth::Node> path(row.begin);
+  for (std::size_t place = path.size(); place > 0; base = truth_->before(base))
+    path[--place] = base;
+  const Truth::Node last = path.empty() ? Truth::kEmpty : path.back();
+  for (const HybridPart& part : model_.parts()) {
+    const auto cut = [&](std::span<const double> slot) {
+      return slot.subspan(part.first, part.size);
+    };
+    if (std::string_view(part.name) != "KV") {
+      if (row.has_state && !same_bits(cut(row.before), cut(truth_->state(last))))
+        return fmt::format("unit {}: the {} part of state slot {} differs{}", part.unit, part.name,
+                           row.state, origin(cut(row.before), "state"));
+      continue;
+    }
+    for (std::uint32_t place = 0; place < row.begin; ++place) {
+      const std::span<const double> held = held_kv(row, part, row.kv[place]);
+      if (!same_bits(held, cut(truth_->kv(path[place]))))
+        return fmt::format("unit {}: KV slot {} of token {} differs{}", part.unit, row.kv[place],
+                           place, origin(held, "KV"));
+    }
+  }
+  return "all that it read is right";
+}
+
+void NumberState::compare_state(StateSlot slot, const Tokens& tokens, std::uint32_t size) {
+  compare_parts(slot, NumberParts{}, tokens, size, "is handed out for");
+}
+
+/// Compares these parts of a slot with those of tokens[0, size); `use` says what the state is for.
+void NumberState::compare_parts(StateSlot slot, NumberParts parts, const Tokens& tokens,
+                                std::uint32_t size, std::string_view use) {
+  const std::span<const double> held = named(slot);
+  const std::span<const double> right = truth_->state(truth_->at(tokens, size));
+  for (const HybridPart& part : model_.parts()) {
+    const std::string_view name = part.name;
+    if (name == "KV" || !(name == "conv" ? parts.conv : parts.recurrent)) continue;
+    const std::span<const double> own = held.subspan(part.first, part.size);
+    const std::span<const double> wanted = right.subspan(part.first, part.size);
+    if (same_bits(own, wanted)) continue;
+    findings_.push_back({FindingKind::number_differs,
+                         fmt::format("state slot {} {} {} of {}; unit {}: its {} part differs{}",
+                                     slot.value, use, counted(size, "token"), tokens.text(60),
+                                     part.unit, name, origin(own, "state")),
+                         "the bits of a run without a cache",
+                         magnitude(distance(own, wanted)) + " off"});
+    return;
+  }
+}
+
+Findings NumberState::drain() {
+  return std::exchange(findings_, {});
+}
+
+// --- States
+
+void NumberState::allocate_state(StateSlot slot) {
+  named(slot);
+}
+
+void NumberState::zero_state(StateSlot slot, StatePart part) {
+  std::ranges::fill(part_of(named(slot), part), 0.0);
+}
+
+void NumberState::zero_state(StateSlot slot) {
+  std::ranges::fill(named(slot), 0.0);
+}
+
+void NumberState::copy_state(StateSlot source, StateSlot target, StatePart part) {
+  const std::span<double> from = part_of(named(source), part), to = part_of(named(target), part);
+  if (from.data() != to.data()) std::ranges::copy(from, to.begin());
+}
+
+void NumberState::copy_state(StateSlot source, StateSlot target) {
+  const std::span<double> from = named(source), to = named(target);
+  if (from.data() != to.data()) std::ranges::copy(from, to.begin());
+}
+
+void NumberState::advance_state(StateSlot slot, const Tokens& tokens, std::uint32_t begin,
+                                std::uint32_t end) {
+  compare_parts(slot, NumberParts{}, tokens, begin, "goes on after");
+  truth_->run(named(slot), tokens, begin, end);
+}
+
+/// The halves of a state depend on each other: the second half of a run is kept from the first.
+void NumberState::advance_state(StateSlot slot, StatePart part, const Tokens& tokens,
+                                std::uint32_t begin, std::uint32_t end) {
+  const bool recurrent = part == StatePart::recurrent;
+  compare_parts(slot, {recurrent, !recurrent}, tokens, begin, "goes on after");
+  const std::span<double> state = named(slot);
+  if (!half_ || half_->slot != slot.value || half_->begin != begin || half_->end != end) {
+    half_ = Half{slot.value, begin, end, {state.begin(), state.end()}};
+    truth_->run(half_->after, tokens, begin, end);
+    std::ranges::copy(part_of(half_->after, part), part_of(state, part).begin());
+    return;
+  }
+  std::ranges::copy(part_of(half_->after, part), part_of(state, part).begin());
+  half_.reset();
+}
+
+void NumberState::free_state(StateSlot slot) {
+  poison(named(slot), slot.value);
+  left_.erase(state_index(slot));
+}
+
+void NumberState::verify_state(StateSlot slot, StatePart, const VerifiedRow& row) {
+  const std::span<double> state = named(slot);
+  std::vector<double>& after = left_[state_index(slot)];
+  after.resize(std::max<std::size_t>(1, row.size() * model_.state_size()));
+  truth_->run(state, row.known.followed_by(row.drafts), row.begin, row.begin + row.size(),
+              after.data(), row.drafts.size(), row.parents);
+}
+
+void NumberState::commit_state(StateSlot verified, std::uint32_t at, StateSlot target,
+                               StatePart part) {
+  named(verified);
+  const std::span<double> to = named(target);
+  const auto left = left_.find(state_index(verified));
+  const std::size_t size = model_.state_size();
+  if (left == left_.end() || (at + std::size_t{1}) * size > left->second.size()) return;
+  const std::span<double> from = std::span(left->second).subspan(at * size, size);
+  std::ranges::copy(part_of(from, part), part_of(to, part).begin());
+}
+
+void NumberState::receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
+                                std::uint32_t size) {
+  const std::span<double> state = named(slot);
+  const std::span<const double> right = truth_->state(truth_->at(tokens, size));
+  const std::size_t recurrent = model_.recurrent_size();
+  std::ranges::copy(
+      part == StatePart::recurrent ? right.first(recurrent) : right.subspan(recurrent),
+      part_of(state, part).begin());
+}
+
+void NumberState::run_padding_row(StateSlot slot) {
+  poison(named(slot), slot.value);
+}
+
+// --- KV
+
+void NumberState::allocate_kv(KvSlots slots) {
+  for (const std::uint32_t slot : slots) named_kv(slot);
+}
+
+void NumberState::write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) {
+  const auto count = static_cast<std::uint32_t>(slots.size());
+  if (count == 0) return;
+  Truth::Node node = truth_->at(tokens, begin + count);
+  for (std::uint32_t i = count; i > 0; node = truth_->before(node))
+    std::ranges::copy(truth_->kv(node), named_kv(slots[--i]).begin());
+}
+
+void NumberState::free_kv(KvSlots slots) {
+  for (const std::uint32_t slot : slots) poison(named_kv(slot), slot);
+}
+
+void NumberState::copy_kv(KvSlots sources, KvSlots targets) {
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    named_kv(sources[i]);
+    const std::span<double> to = named_kv(targets[i]);
+    const std::span<double> from = kv_at(kv_index(sources[i]));
+    if (from.data() != to.data()) std::ranges::copy(from, to.begin());
+  }
+}
+
+}  // namespace lockstep::cache_sim

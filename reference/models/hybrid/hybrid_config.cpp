@@ -1,0 +1,224 @@
+#include "reference/models/hybrid/hybrid_config.hpp"
+
+#include <functional>
+#include <utility>
+
+namespace lockstep::reference {
+namespace {
+
+std::string layer(std::int64_t i) {
+  return "model.layers." + std::to_string(i) + ".";
+}
+
+/// A layer of Qwen's and DeepSeek's families: a mixer and a feed-forward unit, each behind a norm.
+template <class Mixer, class Forward>
+void add_layer(HybridConfig& model, const char* mixer_name, const Mixer& mixer,
+               const Forward& forward) {
+  const std::string at = layer(static_cast<std::int64_t>(model.units.size()) / 2);
+  model.units.push_back({at + "input_layernorm.weight", at + mixer_name, mixer});
+  model.units.push_back({at + "post_attention_layernorm.weight", at + "mlp.", forward});
+}
+
+HybridConfig nemotron_h() {
+  HybridConfig model{.name = "tiny-nemotron-h", .hidden = 32, .vocabulary = 64, .eps = 1e-5};
+  model.embedding = "model.embeddings.weight";
+  model.last_norm = "model.norm_f.weight";
+  const auto add = [&](const auto& kind) {
+    const std::string at = layer(static_cast<std::int64_t>(model.units.size()));
+    model.units.push_back({at + "norm.weight", at + "mixer.", kind});
+  };
+  const MambaUnit mamba{.heads = 4, .head_dim = 8, .state = 8, .groups = 2, .width = 4};
+  add(mamba);
+  add(ExpertsUnit{.experts = 8,
+                  .per_token = 2,
+                  .inner = 16,
+                  .shared_inner = 16,
+                  .form = FeedForward::squared_relu,
+                  .sigmoid_scores = true,
+                  .groups = 2,
+                  .groups_kept = 1,
+                  .scale = 1.5});
+  add(AttentionUnit{.heads = 4, .kv_heads = 2, .head_dim = 8, .head_norms = false});
+  add(mamba);
+  add(MlpUnit{.inner = 48, .form = FeedForward::squared_relu});
+  return model;
+}
+
+HybridConfig qwen3_next() {
+  HybridConfig model{.name = "tiny-qwen3-next",
+                     .hidden = 32,
+                     .vocabulary = 64,
+                     .eps = 1e-6,
+                     .zero_centred_norms = true};
+  const DeltaNetUnit delta{
+      .key_heads = 2, .value_heads = 4, .key_dim = 8, .value_dim = 8, .width = 4};
+  const AttentionUnit attention{
+      .heads = 4, .kv_heads = 2, .head_dim = 8, .rotary_dims = 4, .output_gate = true};
+  const ExpertsUnit experts{
+      .experts = 8, .per_token = 2, .inner = 16, .shared_inner = 16, .shared_gate = true};
+  add_layer(model, "linear_attn.", delta, experts);
+  add_layer(model, "self_attn.", attention, experts);
+  add_layer(model, "linear_attn.", delta, experts);
+  return model;
+}
+
+HybridConfig deepseek_v3() {
+  HybridConfig model{.name = "tiny-deepseek-v3", .hidden = 32, .vocabulary = 64, .eps = 1e-6};
+  const LatentUnit latent{.heads = 2,
+                          .q_lora = 16,
+                          .latent = 16,
+                          .nope_dim = 8,
+                          .rope_dim = 8,
+                          .value_dim = 8,
+                          .rope_theta = 1e4,
+                          .yarn_factor = 4,
+                          .yarn_positions = 64};
+  const ExpertsUnit experts{.experts = 8,
+                            .per_token = 2,
+                            .inner = 16,
+                            .shared_inner = 16,
+                            .sigmoid_scores = true,
+                            .groups = 4,
+                            .groups_kept = 2,
+                            .scale = 1.5};
+  add_layer(model, "self_attn.", latent, MlpUnit{.inner = 48});
+  add_layer(model, "self_attn.", latent, experts);
+  add_layer(model, "self_attn.", latent, experts);
+  return model;
+}
+
+HybridConfig qwen3(std::string name, const std::vector<std::int64_t>& windows) {
+  HybridConfig model{.name = std::move(name), .hidden = 32, .vocabulary = 64, .eps = 1e-6};
+  for (const std::int64_t window : windows)
+    add_layer(
+        model, "self_attn.",
+        AttentionUnit{.heads = 4, .kv_heads = 2, .head_dim = 8, .rotary_dims = 8, .window = window},
+        MlpUnit{.inner = 48});
+  return model;
+}
+
+struct Preset {
+  std::string_view name;
+  std::uint64_t seed;
+  HybridConfig (*make)();
+};
+
+constexpr Preset kPresets[] = {
+    {"tiny-nemotron-h", 10, nemotron_h},
+    {"tiny-qwen3-next", 11, qwen3_next},
+    {"tiny-deepseek-v3", 2, deepseek_v3},
+    {"tiny-qwen3", 3,
+     [] {
+       return qwen3("tiny-qwen3", {0, 0});
+     }},
+    {"tiny-window", 8,
+     [] {
+       return qwen3("tiny-window", {8, 0, 8});
+     }},
+};
+
+using Add = std::function<void(const std::string& name, std::vector<std::int64_t> shape)>;
+
+void add_mlp(const Add& add, const std::string& at, std::int64_t inner, std::int64_t hidden,
+             FeedForward form) {
+  if (form == FeedForward::swiglu) add(at + "gate_proj.weight", {inner, hidden});
+  add(at + "up_proj.weight", {inner, hidden});
+  add(at + "down_proj.weight", {hidden, inner});
+}
+
+void add_tensors(const Add& add, std::int64_t hidden, const AttentionUnit& u) {
+  const std::int64_t queries = u.heads * u.head_dim, keys = u.kv_heads * u.head_dim;
+  add("q_proj.weight", {queries * (u.output_gate ? 2 : 1), hidden});
+  add("k_proj.weight", {keys, hidden});
+  add("v_proj.weight", {keys, hidden});
+  add("o_proj.weight", {hidden, queries});
+  for (const char* const norm : {"q_norm.weight", "k_norm.weight"})
+    if (u.head_norms) add(norm, {u.head_dim});
+}
+
+void add_tensors(const Add& add, std::int64_t hidden, const LatentUnit& u) {
+  add("q_a_proj.weight", {u.q_lora, hidden});
+  add("q_a_layernorm.weight", {u.q_lora});
+  add("q_b_proj.weight", {u.heads * (u.nope_dim + u.rope_dim), u.q_lora});
+  add("kv_a_proj_with_mqa.weight", {u.latent + u.rope_dim, hidden});
+  add("kv_a_layernorm.weight", {u.latent});
+  add("kv_b_proj.weight", {u.heads * (u.nope_dim + u.value_dim), u.latent});
+  add("o_proj.weight", {hidden, u.heads * u.value_dim});
+}
+
+void add_tensors(const Add& add, std::int64_t hidden, const MambaUnit& u) {
+  const std::int64_t inner = u.heads * u.head_dim, channels = inner + 2 * u.groups * u.state;
+  add("in_proj.weight", {inner + channels + u.heads, hidden});
+  add("conv1d.weight", {channels, 1, u.width});
+  add("conv1d.bias", {channels});
+  for (const char* const name : {"A_log", "D", "dt_bias"}) add(name, {u.heads});
+  add("norm.weight", {inner});
+  add("out_proj.weight", {hidden, inner});
+}
+
+void add_tensors(const Add& add, std::int64_t hidden, const DeltaNetUnit& u) {
+  const std::int64_t keys = u.key_heads * u.key_dim, values = u.value_heads * u.value_dim;
+  add("in_proj_qkvz.weight", {2 * keys + 2 * values, hidden});
+  add("in_proj_ba.weight", {2 * u.value_heads, hidden});
+  add("conv1d.weight", {2 * keys + values, 1, u.width});
+  for (const char* const name : {"A_log", "dt_bias"}) add(name, {u.value_heads});
+  add("norm.weight", {u.value_dim});
+  add("out_proj.weight", {hidden, values});
+}
+
+void add_tensors(const Add& add, std::int64_t hidden, const MlpUnit& u) {
+  add_mlp(add, "", u.inner, hidden, u.form);
+}
+
+void add_tensors(const Add& add, std::int64_t hidden, const ExpertsUnit& u) {
+  add("gate.weight", {u.experts, hidden});
+  if (u.sigmoid_scores) add("gate.e_score_correction_bias", {u.experts});
+  if (u.form == FeedForward::swiglu)
+    add("experts.gate_up_proj", {u.experts, 2 * u.inner, hidden});
+  else
+    add("experts.up_proj", {u.experts, u.inner, hidden});
+  add("experts.down_proj", {u.experts, hidden, u.inner});
+  add_mlp(add, shared_expert_name(u), u.shared_inner, hidden, u.form);
+  if (u.shared_gate) add("shared_expert_gate.weight", {1, hidden});
+}
+
+}  // namespace
+
+std::string shared_expert_name(const ExpertsUnit& unit) {
+  return unit.shared_gate ? "shared_expert." : "shared_experts.";
+}
+
+const std::vector<std::string_view>& hybrid_presets() {
+  static const std::vector<std::string_view> names = [] {
+    std::vector<std::string_view> list;
+    for (const Preset& preset : kPresets) list.push_back(preset.name);
+    return list;
+  }();
+  return names;
+}
+
+std::optional<HybridConfig> hybrid_preset(std::string_view name) {
+  for (const Preset& preset : kPresets)
+    if (preset.name == name) {
+      HybridConfig config = preset.make();
+      config.seed = preset.seed;
+      return config;
+    }
+  return std::nullopt;
+}
+
+std::vector<HybridTensorName> hybrid_tensors(const HybridConfig& config) {
+  std::vector<HybridTensorName> list;
+  for (const HybridUnit& unit : config.units) {
+    list.push_back({unit.norm, {config.hidden}});
+    const Add add = [&](const std::string& name, std::vector<std::int64_t> shape) {
+      list.push_back({unit.at + name, std::move(shape)});
+    };
+    std::visit([&](const auto& kind) { add_tensors(add, config.hidden, kind); }, unit.kind);
+  }
+  list.push_back({config.last_norm, {config.hidden}});
+  list.push_back({"lm_head.weight", {config.vocabulary, config.hidden}});
+  return list;
+}
+
+}  // namespace lockstep::reference

@@ -1,0 +1,104 @@
+// A hybrid decoder by configuration: a list of units, each of which adds to the residual stream,
+//
+//   h += unit(rms_norm(h)),   logits = head rms_norm(h)
+//
+// and the tiny models of the tests. Units have the names that a checkpoint of the family has in
+// transformers 5.23, so that the same weights run in both.
+//
+//   preset              family        units
+//   tiny-nemotron-h     NemotronH     Mamba2, experts, attention without positions, Mamba2, MLP
+//   tiny-qwen3-next     Qwen3Next     delta net, gated attention, delta net, each with experts
+//   tiny-deepseek-v3    DeepseekV3    three layers of latent attention; MLP, experts, experts
+//   tiny-qwen3          Qwen3         two layers of attention and an MLP
+//   tiny-window         Qwen3         the same with three layers, of which two see 8 tokens
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace lockstep::reference {
+
+/// Softmax attention with grouped queries.
+struct AttentionUnit {
+  std::int64_t heads, kv_heads, head_dim;
+  std::int64_t rotary_dims = 0;  ///< leading dimensions of a head that rotate; 0: no positions
+  double rope_theta = 1e4;
+  std::int64_t window = 0;   ///< tokens that a token sees, itself included; 0: all
+  bool head_norms = true;    ///< q and k are normed head by head
+  bool output_gate = false;  ///< q_proj has a gate beside each head
+};
+
+/// Multi-head latent attention; rotations are stretched by YaRN.
+struct LatentUnit {
+  std::int64_t heads, q_lora, latent, nope_dim, rope_dim, value_dim;
+  double rope_theta, yarn_factor, yarn_positions;
+};
+
+/// reference/recurrent/mamba_mixer.hpp: heads of `head_dim`, states of `state` columns.
+struct MambaUnit {
+  std::int64_t heads, head_dim, state, groups, width;
+};
+
+/// reference/recurrent/gated_delta_net.hpp
+struct DeltaNetUnit {
+  std::int64_t key_heads, value_heads, key_dim, value_dim, width;
+};
+
+enum class FeedForward { swiglu, squared_relu };
+
+struct MlpUnit {
+  std::int64_t inner;
+  FeedForward form = FeedForward::swiglu;
+};
+
+/// Routed experts and one that all tokens share.
+struct ExpertsUnit {
+  std::int64_t experts, per_token, inner, shared_inner;
+  FeedForward form = FeedForward::swiglu;
+  bool sigmoid_scores = false;  ///< with a bias that only affects the selection; else softmax
+  std::int64_t groups = 1, groups_kept = 1;
+  double scale = 1;
+  bool shared_gate = false;  ///< a sigmoid of the token weighs the shared expert
+};
+
+/// The prefix of the shared expert's names: singular where a gate weighs it, as in Qwen3-Next.
+std::string shared_expert_name(const ExpertsUnit& unit);
+
+struct HybridUnit {
+  std::string norm;  ///< name of the norm in front of the unit
+  std::string at;    ///< prefix of the unit's names
+  std::variant<AttentionUnit, LatentUnit, MambaUnit, DeltaNetUnit, MlpUnit, ExpertsUnit> kind;
+};
+
+struct HybridConfig {
+  std::string name;
+  std::int64_t hidden, vocabulary;  ///< the head tells `vocabulary` tokens apart
+  double eps;
+  bool zero_centred_norms = false;  ///< norms multiply by 1 + weight
+  std::string embedding = "model.embed_tokens.weight", last_norm = "model.norm.weight";
+  std::vector<HybridUnit> units{};
+  /// Of a preset's weights: one of twelve that shows the mistakes of a cache well
+  /// (properties/reference/models/hybrid/hybrid_sensitivity_test.cpp).
+  std::uint64_t seed = 1;
+};
+
+/// The names of the presets.
+const std::vector<std::string_view>& hybrid_presets();
+
+/// The preset of that name; null where there is none.
+std::optional<HybridConfig> hybrid_preset(std::string_view name);
+
+struct HybridTensorName {
+  std::string name;
+  std::vector<std::int64_t> shape;
+};
+
+/// All tensors of a model, without the embedding: it is drawn by token, whatever its 64 bits are
+/// (hybrid_weights.hpp).
+std::vector<HybridTensorName> hybrid_tensors(const HybridConfig& config);
+
+}  // namespace lockstep::reference
