@@ -255,7 +255,10 @@ Applied ReplaySession::apply(const Operation& operation) {
 void ReplaySession::check(SubjectSeat& seat, const Operation& operation, const Reply& reply) {
   Findings& findings = seat.findings;
   findings.clear();
-  if (seat.labels) findings = seat.labels->drain();
+  if (seat.numbers)
+    findings = seat.numbers->drain(driver_ == Children::Driver::operations);
+  else if (seat.labels)
+    findings = seat.labels->drain();
   if (seat.auditor) audit(seat, &operation, &reply);
   if (operation.verb == Verb::check && &seat == &seat_at(0))
     replies_.front().set(ReplyField::violations, static_cast<std::int64_t>(findings.size()));
@@ -492,9 +495,10 @@ void ReplaySession::conclude() {
   const bool goes_on = !stopped();
   for (const auto& seat : seats_) {
     if (seat->is_child) seat->subject.reset();  // the process is free for the next run
-    if (!seat->auditor || !goes_on) continue;
+    if (!goes_on) continue;
     seat->findings.clear();
-    audit(*seat, nullptr, nullptr);
+    if (seat->numbers) seat->findings = seat->numbers->drain(true);
+    if (seat->auditor) audit(*seat, nullptr, nullptr);
     for (Finding& finding : seat->findings) locate(seat.get(), std::move(finding), "");
     if (!seat->findings.empty()) state_ = HasFound{};
   }

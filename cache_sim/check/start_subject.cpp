@@ -12,10 +12,10 @@ namespace {
 
 /// Config fields that every policy, or the scheduler in front of it, honours.
 const ConfigFields& common_fields() {
-  static const ConfigFields fields{"policy",      "kv_tokens",    "state_slots", "chunked_prefill",
-                                   "max_running", "request_rows", "step_time",   "model_chunk",
-                                   "ranks",       "routing",      "scheduler",   "graph_batches",
-                                   "kv_stride",   "state_stride"};
+  static const ConfigFields fields{"policy",      "kv_tokens",    "state_slots",  "chunked_prefill",
+                                   "max_running", "request_rows", "step_time",    "model_chunk",
+                                   "ranks",       "routing",      "scheduler",    "graph_batches",
+                                   "kv_stride",   "state_stride", kFidelityField, kModelField};
   return fields;
 }
 
@@ -53,7 +53,9 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
   if (config.kv_tokens < config.page)
     return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
                             config.page));
-  return policy.check == nullptr ? Result<void>() : policy.check(config);
+  if (policy.check != nullptr)
+    if (Result<void> fits = policy.check(config); !fits) return fits;
+  return check_fidelity(policy, config);
 }
 
 /// An auditor for the subject's family of policies; null where no auditor knows it.
@@ -140,6 +142,8 @@ Started start_policy(const std::string& name, const RunOptions& options) {
         slots.states, slots.kv_end,
         LabelState::Strides{options.config.kv_stride, options.config.state_stride});
     subject.layers = seat->labels.get();
+    seat->numbers = numbered_pools(*entry, options.config, *seat->labels, slots);
+    if (seat->numbers) subject.layers = seat->numbers.get();
   }
   seat->subject = entry->make(subject);
   if (options.check == CheckLevel::all)

@@ -8,6 +8,7 @@
 #include "cache_sim/check/closed_subject.hpp"
 #include "cache_sim/check/outcomes.hpp"
 #include "cache_sim/check/run_options.hpp"
+#include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/model/label_state.hpp"
 #include "reference/base/result.hpp"
 #include "reference/protocol/subject.hpp"
@@ -22,6 +23,7 @@ struct SubjectSeat {
   bool is_child = false;
   Capabilities capabilities;  ///< it is asked operations of these; a child may answer `unsupported`
   std::unique_ptr<LabelState> labels;
+  std::unique_ptr<NumberedPools> numbers;  // null at label fidelity
   std::unique_ptr<Subject> subject;
   std::unique_ptr<Auditor> auditor;       // after the subject, to be destroyed before it
   std::unique_ptr<ClosedSubject> closed;  // only for a child

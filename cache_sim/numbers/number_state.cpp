@@ -65,8 +65,9 @@ std::string origin(std::span<const double> numbers, std::string_view kind) {
 }  // namespace
 
 NumberState::NumberState(std::shared_ptr<Truth> truth, std::int64_t states, std::int64_t kv_end,
-                         std::int64_t page)
+                         std::int64_t page, const LabelState* labels)
     : truth_(std::move(truth)),
+      labels_(labels),
       model_(truth_->model()),
       state_slots_(static_cast<std::size_t>(states) + 2),
       kv_slots_(static_cast<std::size_t>(kv_end) + 1),
@@ -139,26 +140,34 @@ void for_layers(std::uint32_t slot, std::span<const std::uint32_t> layers, const
 }  // namespace
 
 /// Whether the pools have all slots that the row names.
-bool NumberState::exists(const NumberRow& row) const {
-  bool all = row.kv.size() >= std::max(row.end, row.padded_to);
+bool NumberState::exists(const ForwardRow& row) const {
+  bool all = told_kv_.size() == std::max(row.end, row.padded_to);
   const auto check = [&](std::size_t count) {
     return [&all, count](std::uint32_t slot) { all = all && slot < count - 1; };
   };
-  for (const KvSlots slots : {row.kv, row.also})
+  for (const KvSlots slots : {KvSlots(told_kv_), KvSlots(told_also_)})
     for (const std::uint32_t slot : slots) for_layers(slot, row.kv_layers, check(kv_slots_));
   if (row.state.exists()) for_layers(row.state.value, row.state_layers, check(state_slots_));
-  for (const NumberTake& take : row.takes)
+  for (const StateTake& take : row.takes)
     for_layers(take.target.value, row.state_layers, check(state_slots_));
   return all;
 }
 
-void NumberState::forward(const NumberRow& row) {
+void NumberState::forward(const ForwardRow& row) {
   if (row.end <= row.begin) return;
   const auto fits = [](std::size_t told, std::size_t layers) {
     return told == 0 || told == layers;
   };
   require(fits(row.state_layers.size(), state_layers_) && fits(row.kv_layers.size(), kv_layers_),
           "a row has as many layers as the model");
+  const auto list = [&](std::span<const KvRun> runs, std::vector<std::uint32_t>& slots) {
+    slots.clear();
+    for_slots(runs, 0, std::max(row.end, row.padded_to), [&](KvSlots some, std::uint32_t) {
+      slots.insert(slots.end(), some.begin(), some.end());
+    });
+  };
+  list(row.kv, told_kv_);
+  list(row.also, told_also_);
   if (!exists(row)) {
     findings_.push_back(
         {FindingKind::out_of_range,
@@ -170,18 +179,18 @@ void NumberState::forward(const NumberRow& row) {
   bool shares = false;
   const auto share = [&](std::uint32_t slot) { shares = shares || is_open(slot); };
   if (row.state.exists()) for_layers(row.state.value, row.state_layers, share);
-  for (const NumberTake& take : row.takes) for_layers(take.target.value, row.state_layers, share);
+  for (const StateTake& take : row.takes) for_layers(take.target.value, row.state_layers, share);
   const auto share_kv = [&](std::uint32_t slot) { shares = shares || kv_open_[slot] == batch_; };
-  for (const std::uint32_t slot : row.kv.first(std::max(row.end, row.padded_to)).subspan(row.begin))
+  for (const std::uint32_t slot : KvSlots(told_kv_).subspan(row.begin))
     for_layers(slot, row.kv_layers, share_kv);
-  for (const std::uint32_t slot : row.also) for_layers(slot, row.kv_layers, share_kv);
+  for (const std::uint32_t slot : told_also_) for_layers(slot, row.kv_layers, share_kv);
   if (shares) run();
   if (rows_.size() == open_) rows_.emplace_back();
   open(row, rows_[open_++]);
 }
 
 /// Keeps what the row says, and marks its slots.
-void NumberState::open(const NumberRow& row, OpenRow& kept) {
+void NumberState::open(const ForwardRow& row, OpenRow& kept) {
   kept.text = row.tokens;
   kept.begin = row.begin, kept.end = row.end, kept.drafts = row.drafts;
   kept.padding = std::max(row.end, row.padded_to) - row.end;
@@ -201,7 +210,7 @@ void NumberState::open(const NumberRow& row, OpenRow& kept) {
     open_states_.push_back(slot);
   };
   if (kept.has_state) for_layers(kept.state, kept.state_layers, open_state);
-  for (const NumberTake& take : row.takes) {
+  for (const StateTake& take : row.takes) {
     for_layers(take.target.value, kept.state_layers, open_state);
     kept.takes.push_back({take.after, take.target.value, take.parts.recurrent, take.parts.conv});
   }
@@ -209,9 +218,8 @@ void NumberState::open(const NumberRow& row, OpenRow& kept) {
     kv_at(slot);
     kv_open_[slot] = batch_;
   };
-  const auto own = row.kv.first(row.end + kept.padding);
-  kept.kv.assign(own.begin(), own.end());
-  kept.also.assign(row.also.begin(), row.also.end());
+  std::swap(kept.kv, told_kv_);
+  std::swap(kept.also, told_also_);
   for (const std::vector<std::uint32_t>* const slots : {&kept.kv, &kept.also})
     for (const std::uint32_t slot : *slots) for_layers(slot, kept.kv_layers, open_kv);
 }
@@ -352,10 +360,38 @@ void NumberState::report(const OpenRow& row, std::uint32_t size, double far, Tru
   const std::string moved =
       far > 0 ? fmt::format("logits after {} are {} off", counted(size, "token"), magnitude(far))
               : "logits are right, but not what they come from";
-  findings_.push_back({FindingKind::number_differs,
-                       fmt::format("a row over tokens {} to {} of {}: {}; {}", row.begin, row.end,
-                                   row.text.text(60), moved, where),
+  const std::string read =
+      fmt::format("a row over tokens {} to {} of {}", row.begin, row.end, row.text.text(60));
+  if (const std::optional<Finding> wrong = wrong_label(row, read)) {
+    findings_.push_back(*wrong);
+    findings_.back().text += fmt::format(". Numbers: {}; {}", moved, where);
+    return;
+  }
+  findings_.push_back({FindingKind::number_differs, fmt::format("{}: {}; {}", read, moved, where),
                        "the bits of a run without a cache", where});
+}
+
+/// The first KV slot that the row reads and whose label is not that of its token. Labels are held
+/// to their tokens where a structure is audited; numbers show each use.
+std::optional<Finding> NumberState::wrong_label(const OpenRow& row, const std::string& read) const {
+  if (labels_ == nullptr) return std::nullopt;
+  for (std::uint32_t place = 0; place < row.begin; ++place) {
+    std::optional<Finding> found;
+    for_layers(row.kv[place], row.kv_layers, [&](std::uint32_t slot) {
+      if (found) return;
+      if (!labels_->kv_in_use(slot))
+        found = Finding{FindingKind::freed_slot_in_use,
+                        fmt::format("{} reads KV slot {}, which is free", read, slot),
+                        "a slot in use", "a free one"};
+      else if (labels_->kv_fingerprint(slot) != row.text.fingerprint(place + 1))
+        found = Finding{FindingKind::wrong_state_prefix,
+                        fmt::format("{} reads KV slot {}, which does not hold that of token {}",
+                                    read, slot, place),
+                        fmt::format("the KV of token {}", place), "that of another prefix"};
+    });
+    if (found) return found;
+  }
+  return std::nullopt;
 }
 
 /// The first part, in the order of the model's units, that the row read and that is not right.
@@ -385,11 +421,11 @@ std::string NumberState::first_difference(const OpenRow& row, Truth::Node base) 
 }
 
 void NumberState::compare_state(StateSlot slot, const Tokens& tokens, std::uint32_t size) {
-  compare_parts(slot, NumberParts{}, tokens, size, "is handed out for");
+  compare_parts(slot, StateParts{}, tokens, size, "is handed out for");
 }
 
 /// Compares these parts of a slot with those of tokens[0, size); `use` says what the state is for.
-void NumberState::compare_parts(StateSlot slot, NumberParts parts, const Tokens& tokens,
+void NumberState::compare_parts(StateSlot slot, StateParts parts, const Tokens& tokens,
                                 std::uint32_t size, std::string_view use) {
   const std::span<const double> held = named(slot);
   const std::span<const double> right = truth_->state(truth_->at(tokens, size));
@@ -409,7 +445,8 @@ void NumberState::compare_parts(StateSlot slot, NumberParts parts, const Tokens&
   }
 }
 
-Findings NumberState::drain() {
+Findings NumberState::drain(bool completes) {
+  if (completes && open_ > 0) launch({});
   return std::exchange(findings_, {});
 }
 
@@ -439,7 +476,7 @@ void NumberState::copy_state(StateSlot source, StateSlot target) {
 
 void NumberState::advance_state(StateSlot slot, const Tokens& tokens, std::uint32_t begin,
                                 std::uint32_t end) {
-  compare_parts(slot, NumberParts{}, tokens, begin, "goes on after");
+  compare_parts(slot, StateParts{}, tokens, begin, "goes on after");
   truth_->run(named(slot), tokens, begin, end);
 }
 

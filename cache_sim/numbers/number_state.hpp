@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "cache_sim/model/fidelity.hpp"
+#include "cache_sim/model/label_state.hpp"
 #include "cache_sim/numbers/truth.hpp"
 #include "reference/base/finding.hpp"
 #include "reference/base/zeroed_array.hpp"
@@ -22,53 +24,20 @@
 
 namespace lockstep::cache_sim {
 
-/// A choice of the halves of a state.
-struct NumberParts {
-  bool recurrent = true, conv = true;
-};
-
-/// A state that a row leaves in another slot on its way.
-struct NumberTake {
-  std::uint32_t after;  ///< tokens of the request that the state has seen
-  StateSlot target;
-  NumberParts parts{};
-};
-
-/// One row of a forward: tokens [begin, end) of a request. Spans live as long as the call that is
-/// given the row.
-struct NumberRow {
-  const Tokens& tokens;  ///< the known ones, then the drafts
-  std::uint32_t begin, end;
-  /// The last tokens of the row are drafts. If there are any, the row is a verification: its states
-  /// after each token are left in `takes` or, where there are none, beside the slot for
-  /// commit_state().
-  std::uint32_t drafts = 0;
-  std::span<const std::int64_t> parents{};  ///< by draft, as VerifiedRow's
-  StateSlot state{};                        ///< none: attention alone
-  NumberParts keeps{};  ///< parts that are stored at the end; none by a verification without takes
-  std::span<const NumberTake> takes{};  ///< in the order of their tokens, within [begin, end]
-  KvSlots kv{};                         ///< by place: [0, begin) are read, [begin, end) written
-  bool writes_kv = true;                ///< false: [begin, end) keep what they hold
-  std::uint32_t padded_to = 0;  ///< where above `end`: so many places are written, with token 0
-  KvSlots also{};               ///< a second memory that KV is written to, by the same places
-  /// By layer, the distance of its slots from those that are named above. Empty: a slot has the
-  /// same number in all layers.
-  std::span<const std::uint32_t> state_layers{}, kv_layers{};
-};
-
-class NumberState final : public LayerState {
+class NumberState final : public NumberedPools {
  public:
   /// The state slots are 1 … states, the KV slots 0 … kv_end - 1; those below `page` are page 0.
+  /// `labels`, where they are kept beside the numbers, say whether a wrong KV slot has a wrong
+  /// label, too; then the finding is the label's.
   NumberState(std::shared_ptr<Truth> truth, std::int64_t states, std::int64_t kv_end,
-              std::int64_t page = 1);
+              std::int64_t page = 1, const LabelState* labels = nullptr);
 
-  /// A row of the batch. Rows run together at launch(), or before any other call that names a slot
-  /// of theirs. A row that shares a state slot with another row of its batch, or writes KV that the
-  /// other one reads or writes, runs after it. A row that names a slot outside of the pools is
-  /// reported and does not run.
-  void forward(const NumberRow& row);
-  /// The batch is complete. Beside its rows, rows of padding run over these slots.
-  void launch(std::span<const StateSlot> padding);
+  /// Rows run together at launch(), or before any other call that names a slot of theirs. A row
+  /// that shares a slot with another row of its batch runs after it. A row that names a slot
+  /// outside of the pools is reported and does not run. Requires that a row with slots of its own
+  /// in each layer has as many layers as the model.
+  void forward(const ForwardRow& row) override;
+  void launch(std::span<const StateSlot> padding) override;
 
   void allocate_state(StateSlot slot) override;
   void zero_state(StateSlot slot, StatePart part) override;
@@ -86,7 +55,8 @@ class NumberState final : public LayerState {
   void commit_state(StateSlot verified, std::uint32_t at, StateSlot target,
                     StatePart part) override;
   /// That part of the slot becomes what its last verification left after `end` - `begin` tokens.
-  void replay_state(StateSlot slot, StatePart part, std::uint32_t begin, std::uint32_t end) {
+  void replay_state(StateSlot slot, StatePart part, const Tokens&, std::uint32_t begin,
+                    std::uint32_t end) override {
     if (end > begin) commit_state(slot, end - begin - 1, slot, part);
   }
   void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
@@ -95,9 +65,6 @@ class NumberState final : public LayerState {
   void allocate_kv(KvSlots slots) override;
   /// KV that no row told: it is that of a run without a cache.
   void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override;
-  void receive_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) {
-    write_kv(slots, tokens, begin);
-  }
   void free_kv(KvSlots slots) override;
   void copy_kv(KvSlots sources, KvSlots targets) override;
   Lengths state_lengths(StateSlot, std::int64_t expected) const override {
@@ -107,8 +74,7 @@ class NumberState final : public LayerState {
   /// Compares a state that is handed out for tokens[0, size).
   void compare_state(StateSlot slot, const Tokens& tokens, std::uint32_t size);
 
-  /// The findings since the last call of drain(). Rows that have not run yet come later.
-  Findings drain();
+  Findings drain(bool completes) override;
   /// Tokens that were computed in rows.
   std::int64_t computed() const { return computed_; }
 
@@ -124,7 +90,7 @@ class NumberState final : public LayerState {
     std::uint32_t state;
     std::uint32_t padding;
     bool has_state, writes_kv, verifies;
-    NumberParts keeps;
+    StateParts keeps;
     std::vector<reference::HybridTake> takes;
     std::vector<double> before;  ///< the state from which it started
     std::vector<double> after;   ///< of a verification: the states after each token
@@ -143,8 +109,8 @@ class NumberState final : public LayerState {
   std::span<double> named(StateSlot slot);
   std::span<double> named_kv(std::uint32_t slot);
   bool is_open(std::uint32_t state) const;
-  bool exists(const NumberRow& row) const;
-  void open(const NumberRow& row, OpenRow& kept);
+  bool exists(const ForwardRow& row) const;
+  void open(const ForwardRow& row, OpenRow& kept);
   void run();
   reference::HybridRow told(OpenRow& row);
   std::span<double> held_state(const OpenRow& row, const reference::HybridPart& part,
@@ -153,12 +119,14 @@ class NumberState final : public LayerState {
                             std::uint32_t slot);
   void leave_takes(const OpenRow& row);
   void compare(const OpenRow& row, std::span<const double> logits);
-  void compare_parts(StateSlot slot, NumberParts parts, const Tokens& tokens, std::uint32_t size,
+  void compare_parts(StateSlot slot, StateParts parts, const Tokens& tokens, std::uint32_t size,
                      std::string_view use);
   void report(const OpenRow& row, std::uint32_t size, double far, Truth::Node base);
   std::string first_difference(const OpenRow& row, Truth::Node base);
+  std::optional<Finding> wrong_label(const OpenRow& row, const std::string& read) const;
 
   std::shared_ptr<Truth> truth_;
+  const LabelState* labels_;
   const reference::HybridModel& model_;
   std::size_t state_slots_, kv_slots_;  ///< the last slot of each stands for impossible numbers
   std::uint32_t page_;
@@ -167,6 +135,7 @@ class NumberState final : public LayerState {
   ZeroedArray<char> state_used_, kv_used_;  // 0: not yet poisoned
   ZeroedArray<std::uint32_t> kv_open_;      // the batch in which the slot is open
   std::uint32_t batch_ = 1;
+  std::vector<std::uint32_t> told_kv_, told_also_;  // slots of the row that forward() is given
   std::vector<OpenRow> rows_;
   std::size_t open_ = 0;  // of rows_
   std::vector<std::uint32_t> open_states_;

@@ -12,10 +12,10 @@ using reference::HybridRow;
 Truth::Truth(std::shared_ptr<const reference::HybridModel> model, std::uint32_t capacity)
     : model_(std::move(model)),
       capacity_(capacity),
-      // at() forgets beyond the capacity; the tokens of one row come on top, and run()'s.
-      kv_(std::size_t{3} * capacity * model_->kv_size()),
-      states_(std::size_t{3} * capacity * model_->state_size()),
-      logits_(std::size_t{3} * capacity * model_->vocabulary()) {
+      kv_(kRoom * model_->kv_size()),
+      states_(kRoom * model_->state_size()),
+      logits_(kRoom * model_->vocabulary()) {
+  require(capacity <= kRoom / 2, "truth has room for what it remembers");
   forget();
 }
 
@@ -27,8 +27,7 @@ void Truth::forget() {
 }
 
 Truth::Node Truth::at(const Tokens& tokens, std::uint32_t size) {
-  require(size <= capacity_ && size <= tokens.size(),
-          "truth holds as many tokens as were asked for");
+  require(size <= tokens.size(), "truth holds as many tokens as were asked for");
   if (size == 0) return kEmpty;
   if (const auto found = known_.find({tokens.digest(size), size}); found != known_.end())
     return found->second;
@@ -50,7 +49,7 @@ Truth::Node Truth::next(Node node, Token token) {
   const Key key{extend_digest(before.digest, token), before.size + 1};
   if (const auto found = known_.find(key); found != known_.end()) return found->second;
   const auto own = static_cast<Node>(nodes_.size());
-  require(own < 2 * capacity_, "truth has room for the tokens of a row");
+  require(own < kRoom, "truth has room for the tokens of a row");
   path_to(node).push_back(own);
   path_node_ = own;
   nodes_.push_back({key.digest, key.size, node});
@@ -81,7 +80,7 @@ void Truth::run(std::span<double> state, const Tokens& tokens, std::uint32_t beg
   if (count == 0) return;
   std::vector<std::uint32_t> kv = path_to(at(tokens, begin));
   const auto free = static_cast<std::uint32_t>(nodes_.size());
-  require(count < capacity_, "truth has room for the tokens of a row");
+  require(count < kRoom - free, "truth has room for the tokens of a row");
   kv.resize(end);
   std::iota(kv.begin() + begin, kv.end(), free);
   std::vector<Token> ids(count);

@@ -28,7 +28,7 @@ class Truth {
 
   const reference::HybridModel& model() const { return *model_; }
 
-  /// The prefix of `size` tokens, at most as many as the capacity.
+  /// The prefix of `size` tokens.
   Node at(const Tokens& tokens, std::uint32_t size);
   /// The prefix with one token more.
   Node next(Node node, Token token);
@@ -71,6 +71,10 @@ class Truth {
   void forget();
   /// The KV slots of the prefix, by place.
   std::vector<std::uint32_t>& path_to(Node node);
+
+  /// at() forgets beyond the capacity; texts that are longer, the tokens of one row and run()'s
+  /// come on top. Memory is taken where it is written.
+  static constexpr std::size_t kRoom = std::size_t{1} << 20;
 
   std::shared_ptr<const reference::HybridModel> model_;
   std::uint32_t capacity_;

@@ -482,6 +482,7 @@ void add_explore(Command& app, int& status) {
           "how long a trace may compute, and a child take for one answer: a number with ns, us, "
           "ms or s")
       ->capture_default_str();
+  add_fidelity(*command, words->request.fidelity);
   add_check(*command, words->check);
   add_allow_exec(*command, words->allow_exec);
   command->add_flag("--no-shrink", words->raw, "write traces as they were found");

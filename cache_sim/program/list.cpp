@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/model/model.hpp"
 #include "cache_sim/policies/ideal/ideal_policy.hpp"
 #include "cache_sim/program/command.hpp"
@@ -82,7 +83,9 @@ std::vector<std::pair<std::string, std::string>> rows_of(const std::string& what
     add("oracle", "the oracle of the first other subject");
     add("exec:COMMAND", "a child process that speaks the subject protocol");
   }
-  if (what == "layers") add("label", "the digest and length of the exact token prefix, no numbers");
+  if (what == "layers")
+    for (const cache_sim::FidelityEntry& one : Registry<cache_sim::FidelityEntry>::all())
+      add(one.name, one.sentence);
   if (what == "defects")
     for (const DefectEntry& defect : Registry<DefectEntry>::all())
       add(defect.name, defect.sentence);

@@ -23,10 +23,7 @@ void ReplayOptions::add_to(Command& command) {
               "a policy, oracle:POLICY, oracle, or exec:COMMAND; several are compared reply "
               "by reply (default: the policy of the defect or of the file, beside its oracle)")
           ->repeatable();
-  command
-      .add_option("--fidelity", request.fidelity,
-                  "what stands for a state: label, its exact token prefix")
-      ->capture_default_str();
+  add_fidelity(command, request.fidelity);
   add_check(command, check);
   Option* const defect = command.add_option(
       "--defect", request.defect, "plant a defect (lockstep list defects; default: none)");
@@ -96,6 +93,12 @@ Result<std::vector<cache_sim::ReplayRequest>> ReplayOptions::requests() const {
     std::move(own->begin(), own->end(), std::back_inserter(all));
   }
   return all;
+}
+
+void add_fidelity(Command& command, std::string& word) {
+  command.add_option("--fidelity", word,
+                     "what stands in a slot: label, its exact token prefix; reference, the numbers "
+                     "of a model beside it (lockstep list layers; default: the config's)");
 }
 
 void add_check(Command& command, std::string& word) {

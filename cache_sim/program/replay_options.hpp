@@ -31,6 +31,7 @@ struct ReplayOptions {
 
 /// The level that `--check` names.
 cache_sim::CheckLevel check_level(const std::string& word);
+void add_fidelity(Command& command, std::string& word);
 void add_check(Command& command, std::string& word);
 
 /// Parses the words of a `# run:` line after `lockstep replay`, as on the command line. A trace can

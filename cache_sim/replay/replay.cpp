@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/model/step_cost.hpp"
 #include "cache_sim/server/simulation.hpp"
 #include "cache_sim/workloads/workload.hpp"
@@ -127,12 +128,14 @@ Result<ReplayOutcome> replay_driven(const WorkloadDriver& driver, const ReplayRe
 }  // namespace
 
 Result<RunOptions> run_options(const ReplayRequest& request, Config config) {
-  if (request.fidelity != "label")
-    return fail(fmt::format("there is no fidelity `{}`; `lockstep list layers` shows all",
-                            request.fidelity));
   RunOptions options;
   if (const Result<void> set = config.set_all(request.config, &options.fixed); !set)
     return fail("--config: " + set.error().text);
+  if (!request.fidelity.empty()) {
+    if (const Result<void> set = config.set(kFidelityField, request.fidelity); !set)
+      return fail("--fidelity: " + set.error().text);
+    options.fixed.add(kFidelityField);
+  }
   options.subjects =
       request.subjects.empty() ? default_subjects(request, config) : request.subjects;
   name_oracles(options.subjects, config);

@@ -19,7 +19,7 @@ struct ReplayRequest {
   std::string file;
   std::vector<std::string>
       subjects;  ///< empty: the policy of the file or of the defect, beside its oracle
-  std::string fidelity = "label";
+  std::string fidelity;  ///< empty: that of the config
   CheckLevel check = CheckLevel::all;
   std::string defect;
   std::string config;  ///< K=V,… which override the file's own

@@ -8,6 +8,7 @@
 
 #include "cache_sim/check/exec_subject.hpp"
 #include "cache_sim/check/start_subject.hpp"
+#include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/search/bad_input.hpp"
 #include "cache_sim/search/operation_player.hpp"
 #include "cache_sim/search/random_requests.hpp"
@@ -463,13 +464,17 @@ Result<Player> player_of(std::vector<std::string> subjects, const RunOptions& ru
   return player;
 }
 
-/// The players of a search without subjects: every policy beside its oracle.
+/// The players of a search without subjects: every policy beside its oracle; with numbers in the
+/// slots every policy that can have some.
 Result<std::vector<Player>> players_of(const RunOptions& run) {
   std::vector<std::vector<std::string>> all;
   if (!run.subjects.empty()) all.push_back(run.subjects);
-  for (const OracleEntry& oracle : Registry<OracleEntry>::all())
-    if (run.subjects.empty() && Registry<PolicyEntry>::find(oracle.name) != nullptr)
+  for (const OracleEntry& oracle : Registry<OracleEntry>::all()) {
+    const PolicyEntry* const policy = Registry<PolicyEntry>::find(oracle.name);
+    if (!run.subjects.empty() || policy == nullptr) continue;
+    if (policy->tells_forwards || run.config.text(kFidelityField) == "label")
       all.push_back({std::string(oracle.name), fmt::format("oracle:{}", oracle.name)});
+  }
   std::vector<Player> players;
   for (std::vector<std::string>& subjects : all) {
     Result<Player> player = player_of(std::move(subjects), run);

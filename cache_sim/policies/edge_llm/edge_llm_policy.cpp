@@ -324,7 +324,12 @@ PolicyEntry entry(std::string_view name, std::string_view summary,
           .make = make,
           .check = check_config,
           .slots = slots_of,
-          .capabilities = {Capability::slots}};
+          .capabilities = {Capability::slots},
+          .tells_forwards = true,
+          .layers = [](const Config& config) -> PolicyEntry::LayerCounts {
+            const HybridLayers layers = *HybridLayers::of(config);
+            return {layers.count(LayerKind::attention), layers.count(LayerKind::mamba)};
+          }};
 }
 
 // mamba,attention,mamba: by their absolute index; or a file whose layers these are.

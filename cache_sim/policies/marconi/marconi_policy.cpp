@@ -422,7 +422,8 @@ const Registration<PolicyEntry> kMarconi{
        return std::make_unique<MarconiPolicy>(options, MarconiRules{});
      },
      .check = check_config,
-     .slots = slots_of}};
+     .slots = slots_of,
+     .tells_forwards = true}};
 const Registration<PolicyEntry> kArtifact{
     {.name = "marconi-artifact",
      .summary = "Marconi with the accounting of its published simulator",
@@ -432,7 +433,8 @@ const Registration<PolicyEntry> kArtifact{
        return std::make_unique<MarconiPolicy>(options, kArtifactRules);
      },
      .check = check_config,
-     .slots = slots_of}};
+     .slots = slots_of,
+     .tells_forwards = true}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -283,7 +283,8 @@ const Registration<PolicyEntry> kExtraBuffer{
                        "path_cap", "overlap"},
      .make = make,
      .check = check,
-     .capabilities = kSglangCapabilities}};
+     .capabilities = kSglangCapabilities,
+     .tells_forwards = true}};
 
 }  // namespace
 

@@ -48,7 +48,8 @@ const Registration<PolicyEntry> kLegacyEntry{
      .config_fields = {},
      .make = make_legacy,
      .counts_locks_on_tombstones = kLegacy.counts_bare_locks,
-     .capabilities = kSglangCapabilities}};
+     .capabilities = kSglangCapabilities,
+     .tells_forwards = true}};
 const Registration<PolicyEntry> kFirstEntry{
     {.name = "sglang-v0",
      .summary = "SGLang's first hybrid radix cache (#11214): every stored state is a copy",
@@ -56,7 +57,8 @@ const Registration<PolicyEntry> kFirstEntry{
      .config_fields = {},
      .make = make_first,
      .counts_locks_on_tombstones = kFirst.counts_bare_locks,
-     .capabilities = kSglangCapabilities}};
+     .capabilities = kSglangCapabilities,
+     .tells_forwards = true}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

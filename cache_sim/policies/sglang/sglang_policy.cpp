@@ -675,7 +675,8 @@ const Registration<PolicyEntry> kRadix{
      .has_states = false,
      .config_fields = {"page", "strip_thinking", "overlap"},
      .make = make_radix,
-     .capabilities = kSglangCapabilities}};
+     .capabilities = kSglangCapabilities,
+     .tells_forwards = true}};
 const Registration<PolicyEntry> kNoBuffer{
     {.name = "sglang-no-buffer",
      .summary = "SGLang 0.5.23's hybrid radix cache, one state slot a request",
@@ -683,7 +684,8 @@ const Registration<PolicyEntry> kNoBuffer{
      .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap"},
      .make = make_no_buffer,
      .capabilities = kSglangCapabilities,
-     .is_default = true}};
+     .is_default = true,
+     .tells_forwards = true}};
 
 }  // namespace
 

@@ -170,7 +170,8 @@ const Registration<PolicyEntry> kStaticKv{
      .slots = [](const Config& config) -> PolicyEntry::SlotCounts {
        return {config.state_slots, StaticKvPolicy::areas_of(config).slots() + 1};
      },
-     .capabilities = {Capability::slots}}};
+     .capabilities = {Capability::slots},
+     .tells_forwards = true}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

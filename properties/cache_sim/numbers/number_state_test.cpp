@@ -5,12 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <deque>
+
 namespace lockstep {
 namespace {
 
-using cache_sim::NumberRow;
 using cache_sim::NumberState;
-using cache_sim::NumberTake;
 using cache_sim::Truth;
 using reference::HybridModel;
 using testing::HasSubstr;
@@ -34,21 +35,31 @@ struct OneRequest {
     for (std::uint32_t slot = 1; slot < 64; ++slot) kv.push_back(slot);
     state.allocate_kv(kv);
   }
-  NumberRow row(const Tokens& tokens, std::uint32_t begin, std::uint32_t end) const {
-    return {.tokens = tokens, .begin = begin, .end = end, .state = StateSlot{1}, .kv = kv};
+  ForwardRow row(const Tokens& tokens, std::uint32_t begin, std::uint32_t end) const {
+    return {.tokens = tokens, .begin = begin, .end = end, .state = StateSlot{1}, .kv = told(kv)};
   }
   void run(const Tokens& tokens, std::uint32_t begin, std::uint32_t end) {
     state.forward(row(tokens, begin, end));
     state.launch({});
   }
   std::string found() {
-    const Findings findings = state.drain();
+    const Findings findings = state.drain(false);
     return findings.empty() ? ""
                             : std::string(to_string(findings[0].kind)) + ": " + findings[0].text;
   }
 
   std::shared_ptr<Truth> truth;
   NumberState state;
+  /// The slots as a row is told them, in two runs.
+  std::span<const KvRun> told(KvSlots slots) const {
+    const auto count = static_cast<std::uint32_t>(slots.size());
+    std::shared_ptr<std::uint32_t[]> array(new std::uint32_t[count]);
+    std::ranges::copy(slots, array.get());
+    runs.push_back({KvRun{array, 0, count / 2}, KvRun{array, count / 2, count - count / 2}});
+    return runs.back();
+  }
+
+  mutable std::deque<std::array<KvRun, 2>> runs;  // of the rows that were told
   std::vector<std::uint32_t> kv;
 };
 
@@ -75,7 +86,7 @@ TEST(Numbers, ofARightRunAreNeverReported) {
     one.run(tokens, 0, 7);
     one.run(tokens, 7, 8);
     const Tokens drafted = text("a11+c1");
-    NumberRow verified = one.row(drafted, 8, 12);
+    ForwardRow verified = one.row(drafted, 8, 12);
     verified.drafts = 3;
     one.state.forward(verified);
     one.state.launch({});
@@ -92,7 +103,7 @@ TEST(Numbers, ofAVerifiedTreeFollowTheirPaths) {
   one.run(text("a6"), 0, 6);
   const std::vector<std::int64_t> parents{0, 0, 1, 2};
   const Tokens drafted = text("a7+[1]+a7:8+[2]+a8:9");
-  NumberRow tree = one.row(drafted, 6, 11);
+  ForwardRow tree = one.row(drafted, 6, 11);
   tree.drafts = 4;
   tree.parents = parents;
   one.state.forward(tree);
@@ -107,9 +118,9 @@ TEST(Numbers, ofAVerifiedTreeFollowTheirPaths) {
 
 TEST(Numbers, ofAStateTakenOnTheWayAreRight) {
   OneRequest one;
-  const std::vector<NumberTake> takes{{3, StateSlot{2}, {.conv = false}}, {5, StateSlot{3}}};
+  const std::vector<StateTake> takes{{3, StateSlot{2}, {.conv = false}}, {5, StateSlot{3}}};
   const Tokens tokens = text("a9");
-  NumberRow row = one.row(tokens, 0, 9);
+  ForwardRow row = one.row(tokens, 0, 9);
   row.takes = takes;
   one.state.allocate_state(StateSlot{2});
   one.state.allocate_state(StateSlot{3});
@@ -128,9 +139,9 @@ TEST(Numbers, ofAVerificationThatTakesStatesAreRight) {
     OneRequest one;
     one.run(text("a6"), 0, 6);
     one.state.allocate_state(StateSlot{2});
-    const std::vector<NumberTake> takes{{8, StateSlot{2}, {}}};
+    const std::vector<StateTake> takes{{8, StateSlot{2}, {}}};
     const Tokens tokens = text("a9");
-    NumberRow row = one.row(tokens, 6, 9);
+    ForwardRow row = one.row(tokens, 6, 9);
     row.drafts = 2;
     row.takes = takes;
     row.keeps = {.recurrent = false, .conv = keeps};
@@ -139,7 +150,7 @@ TEST(Numbers, ofAVerificationThatTakesStatesAreRight) {
     EXPECT_EQ(one.found(), "");
     one.state.compare_state(StateSlot{1}, tokens, 6);
     EXPECT_THAT(one.found(), HasSubstr(keeps ? "unit 0: its conv part differs" : ""));
-    const std::vector<NumberTake> nowhere{{8, StateSlot::none(), {}}};
+    const std::vector<StateTake> nowhere{{8, StateSlot::none(), {}}};
     row.takes = nowhere;
     one.state.forward(row);
     EXPECT_THAT(one.found(), HasSubstr("out-of-range: a row over tokens 6 to 9 of a9"));
@@ -192,7 +203,7 @@ TEST(Numbers, ofRowsThatShareAStateAreThoseOfRunsInOrder) {
 TEST(Numbers, ofARowThatOverwritesKvAreThoseOfRunsInOrder) {
   OneRequest one("tiny-qwen3");
   const Tokens drafted = text("a5+c2");
-  NumberRow verified = one.row(drafted, 0, 7);
+  ForwardRow verified = one.row(drafted, 0, 7);
   verified.drafts = 2;
   one.state.forward(verified);
   one.state.forward(one.row(text("a7"), 5, 7));
@@ -204,9 +215,9 @@ TEST(Numbers, ofAPaddedRowAreThoseOfItsText) {
   OneRequest one("tiny-window");
   std::vector<std::uint32_t> also(one.kv.rbegin(), one.kv.rend());
   const Tokens tokens = text("a20");
-  NumberRow row = one.row(tokens, 0, 5);
+  ForwardRow row = one.row(tokens, 0, 5);
   row.padded_to = 8;
-  row.also = also;
+  row.also = one.told(also);
   one.state.forward(row);
   one.state.launch({});
   std::swap(one.kv, also);
@@ -224,8 +235,8 @@ TEST(Numbers, ofLayersWithOwnSlotsAreFound) {
   const std::vector<std::uint32_t> states{0, 2}, kv{7};
   const Tokens tokens = text("a12");
   const auto run = [&](std::uint32_t begin, std::uint32_t end) {
-    NumberRow row = one.row(tokens, begin, end);
-    row.kv = KvSlots(one.kv).first(20);
+    ForwardRow row = one.row(tokens, begin, end);
+    row.kv = one.told(KvSlots(one.kv).first(20));
     row.state_layers = states;
     row.kv_layers = kv;
     one.state.forward(row);
@@ -236,14 +247,15 @@ TEST(Numbers, ofLayersWithOwnSlotsAreFound) {
   one.state.free_kv(std::vector{4u});  // token 3 is in slot 4 + 7
   EXPECT_EQ(run(5, 6), "");
   const Tokens drafted = text("a8+c1");
-  NumberRow verified = one.row(drafted, 6, 9);
+  ForwardRow verified = one.row(drafted, 6, 9);
   verified.drafts = 2;
-  verified.kv = KvSlots(one.kv).first(20);
+  verified.kv = one.told(KvSlots(one.kv).first(20));
   verified.state_layers = states;
   verified.kv_layers = kv;
   one.state.forward(verified);
   for (const std::uint32_t slot : {1, 3})  // each layer's slot by itself
-    for (const StatePart part : kStateParts) one.state.replay_state(StateSlot{slot}, part, 6, 8);
+    for (const StatePart part : kStateParts)
+      one.state.replay_state(StateSlot{slot}, part, drafted, 6, 8);
   EXPECT_EQ(run(8, 9), "");
   one.state.zero_state(StateSlot{3}, StatePart::recurrent);
   EXPECT_THAT(run(9, 10), HasSubstr("unit 3: the recurrent part of state slot 1 differs"));
@@ -275,7 +287,8 @@ TEST(Numbers, ofCallsWithoutRowsAreThoseOfTheTruth) {
   for (const StatePart part : kStateParts)
     one.state.verify_state(StateSlot{1}, part,
                            {.known = known, .begin = 9, .drafts = drafts, .parents = {}});
-  for (const StatePart part : kStateParts) one.state.replay_state(StateSlot{1}, part, 9, 12);
+  for (const StatePart part : kStateParts)
+    one.state.replay_state(StateSlot{1}, part, tokens, 9, 12);
   one.state.compare_state(StateSlot{1}, tokens, 12);
   EXPECT_EQ(one.found(), "");
   one.state.write_kv(KvSlots(one.kv).first(12), tokens, 0);

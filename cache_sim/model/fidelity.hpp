@@ -1,0 +1,50 @@
+// The fidelity of a run: what stands in the slots of a policy's pools. At `label` it is the label
+// of the exact prefix; other fidelities keep numbers beside it.
+//
+// Config fields, for policies that tell their forwards (PolicyEntry::tells_forwards):
+//   fidelity=NAME   (label)
+//   model=NAME      of which model the numbers are; a fidelity has its own choice
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "cache_sim/model/label_state.hpp"
+#include "reference/base/finding.hpp"
+#include "reference/base/result.hpp"
+#include "reference/protocol/config.hpp"
+#include "reference/protocol/layer_state.hpp"
+#include "reference/protocol/subject.hpp"
+
+namespace lockstep::cache_sim {
+
+inline constexpr std::string_view kFidelityField = "fidelity", kModelField = "model";
+
+/// The pools of one subject with numbers in their slots, beside its labels.
+class NumberedPools : public LayerState {
+ public:
+  /// The findings since the last call. A number that is wrong under a wrong label is told with the
+  /// label's finding; under right labels it is a finding of its own. `completes` runs the rows that
+  /// wait for their batch first; they run, too, where a label is wrong.
+  virtual Findings drain(bool completes) = 0;
+};
+
+struct FidelityEntry {
+  std::string_view name;
+  std::string_view sentence;
+  /// Whether these fields and this policy fit; the error is a sentence that names the field.
+  Result<void> (*check)(const PolicyEntry&, const Config&) = nullptr;
+  /// Null: the slots hold labels alone.
+  std::unique_ptr<NumberedPools> (*make)(const PolicyEntry&, const Config&, LabelState& labels,
+                                         PolicyEntry::SlotCounts) = nullptr;
+};
+
+/// Of a configuration that the policy's own check accepts. Errors: a fidelity that this program
+/// does not have, a policy that does not tell its forwards, and what the fidelity itself refuses.
+Result<void> check_fidelity(const PolicyEntry& policy, const Config& config);
+
+/// Null where the slots hold labels alone. Requires a configuration that check_fidelity() accepts.
+std::unique_ptr<NumberedPools> numbered_pools(const PolicyEntry& policy, const Config& config,
+                                              LabelState& labels, PolicyEntry::SlotCounts slots);
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,94 @@
+// The pools of a policy as labels and as numbers: each call goes to both, so that a finding can say
+// both that a slot stands for another prefix and by how much that moves an output.
+#pragma once
+
+#include <memory>
+
+#include "cache_sim/model/fidelity.hpp"
+#include "cache_sim/model/label_state.hpp"
+#include "cache_sim/numbers/number_state.hpp"
+#include "cache_sim/numbers/truth.hpp"
+
+namespace lockstep::cache_sim {
+
+class LabelledNumbers final : public NumberedPools {
+ public:
+  /// `labels` outlive it. KV slots below `page` are page 0.
+  LabelledNumbers(LabelState& labels, std::shared_ptr<Truth> truth, PolicyEntry::SlotCounts slots,
+                  std::int64_t page)
+      : labels_(labels), numbers_(std::move(truth), slots.states, slots.kv_end, page, &labels) {}
+
+  Findings drain(bool completes) override;
+
+  void forward(const ForwardRow& row) override { numbers_.forward(row), labels_.forward(row); }
+  void launch(std::span<const StateSlot> padding) override {
+    numbers_.launch(padding), labels_.launch(padding);
+  }
+  void allocate_state(StateSlot slot) override {
+    numbers_.allocate_state(slot), labels_.allocate_state(slot);
+  }
+  void zero_state(StateSlot slot, StatePart part) override {
+    numbers_.zero_state(slot, part), labels_.zero_state(slot, part);
+  }
+  void copy_state(StateSlot source, StateSlot target, StatePart part) override {
+    numbers_.copy_state(source, target, part), labels_.copy_state(source, target, part);
+  }
+  void advance_state(StateSlot slot, StatePart part, const Tokens& tokens, std::uint32_t begin,
+                     std::uint32_t end) override {
+    numbers_.advance_state(slot, part, tokens, begin, end);
+    labels_.advance_state(slot, part, tokens, begin, end);
+  }
+  void zero_state(StateSlot slot) override { numbers_.zero_state(slot), labels_.zero_state(slot); }
+  void copy_state(StateSlot source, StateSlot target) override {
+    numbers_.copy_state(source, target), labels_.copy_state(source, target);
+  }
+  void advance_state(StateSlot slot, const Tokens& tokens, std::uint32_t begin,
+                     std::uint32_t end) override {
+    numbers_.advance_state(slot, tokens, begin, end);
+    labels_.advance_state(slot, tokens, begin, end);
+  }
+  void free_state(StateSlot slot) override { numbers_.free_state(slot), labels_.free_state(slot); }
+  void verify_state(StateSlot slot, StatePart part, const VerifiedRow& row) override {
+    numbers_.verify_state(slot, part, row), labels_.verify_state(slot, part, row);
+  }
+  void commit_state(StateSlot verified, std::uint32_t at, StateSlot target,
+                    StatePart part) override {
+    numbers_.commit_state(verified, at, target, part);
+    labels_.commit_state(verified, at, target, part);
+  }
+  void replay_state(StateSlot slot, StatePart part, const Tokens& tokens, std::uint32_t begin,
+                    std::uint32_t end) override {
+    numbers_.replay_state(slot, part, tokens, begin, end);
+    labels_.replay_state(slot, part, tokens, begin, end);
+  }
+  void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
+                     std::uint32_t size) override {
+    numbers_.receive_state(slot, part, tokens, size);
+    labels_.receive_state(slot, part, tokens, size);
+  }
+  void run_padding_row(StateSlot slot) override {
+    numbers_.run_padding_row(slot), labels_.run_padding_row(slot);
+  }
+  void allocate_kv(KvSlots slots) override {
+    numbers_.allocate_kv(slots), labels_.allocate_kv(slots);
+  }
+  void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override {
+    numbers_.write_kv(slots, tokens, begin), labels_.write_kv(slots, tokens, begin);
+  }
+  void receive_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override {
+    numbers_.receive_kv(slots, tokens, begin), labels_.receive_kv(slots, tokens, begin);
+  }
+  void free_kv(KvSlots slots) override { numbers_.free_kv(slots), labels_.free_kv(slots); }
+  void copy_kv(KvSlots sources, KvSlots targets) override {
+    numbers_.copy_kv(sources, targets), labels_.copy_kv(sources, targets);
+  }
+  Lengths state_lengths(StateSlot slot, std::int64_t expected) const override {
+    return labels_.state_lengths(slot, expected);
+  }
+
+ private:
+  LabelState& labels_;
+  NumberState numbers_;
+};
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,67 @@
+// Numbers in the slots of real policies, under random traces (more of them in
+// fidelity_full_test.cpp).
+#include "cache_sim/model/fidelity.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "properties/support/fidelity.hpp"
+#include "properties/support/program.hpp"
+#include "properties/support/search.hpp"
+#include "reference/base/registry.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Fidelity, ofReferenceFindsNothingInSoundPolicies) {
+  for (const std::string& policy : testing_support::policies_with_numbers())
+    for (const std::string& model : testing_support::models_of(policy)) {
+      RunOptions run;
+      run.subjects = {policy};
+      const ExploreOutcome outcome =
+          testing_support::searched_with_numbers(std::move(run), "reference", model, 5, 30);
+      EXPECT_EQ(outcome.traces, 30) << policy << " with " << model;
+      ASSERT_TRUE(outcome.discoveries.empty())
+          << policy << " with " << model << ": " << outcome.discoveries[0].finding.finding.text;
+    }
+}
+
+// A planted defect, the wrong label and the wrong logit.
+TEST(Fidelity, ofReferenceSaysByHowMuchAWrongLabelMovesAnOutput) {
+  const testing_support::ProgramRun run = testing_support::run_program(
+      {"replay", "fixtures/traces/every_forward_moves_both_parts_of_the_state.trace", "--fidelity",
+       "reference", "--defect", "sglang-no-buffer:drops-initial-state"});
+  EXPECT_EQ(run.status, kExitInvariant);
+  EXPECT_THAT(run.out, HasSubstr("wrong-state-prefix"));
+  EXPECT_THAT(run.out, HasSubstr("Numbers: a row over tokens"));
+  EXPECT_THAT(run.out, HasSubstr("off; unit 0: the recurrent part of state slot"));
+}
+
+TEST(Fidelity, isRefusedWhereAPolicyOrAModelCannotHaveIt) {
+  const auto refused = [](std::string_view policy, std::string_view fidelity,
+                          std::string_view model) {
+    Config config;
+    config.put(kFidelityField, fidelity);
+    config.put(kModelField, model);
+    const Result<void> fits = check_fidelity(*Registry<PolicyEntry>::find(policy), config);
+    return fits ? std::string() : fits.error().text;
+  };
+  EXPECT_EQ(refused("sglang-no-buffer", "reference", ""), "");
+  EXPECT_EQ(refused("radix", "reference", ""), "");
+  EXPECT_EQ(
+      refused("lru", "reference", ""),
+      "field fidelity: policy lru does not tell its forwards, so its slots hold labels alone");
+  EXPECT_THAT(refused("sglang-no-buffer", "referenc", ""), HasSubstr("but `reference` is one"));
+  EXPECT_THAT(refused("sglang-no-buffer", "reference", "tiny-qwen"),
+              HasSubstr("field model: there is no model `tiny-qwen`"));
+  EXPECT_EQ(refused("radix", "reference", "tiny-nemotron-h"),
+            "field model: tiny-nemotron-h has recurrent states, and policy radix keeps none");
+  EXPECT_EQ(refused("radix", "label", "tiny-qwen3"), "field model: fidelity label has no model");
+}
+
+}  // namespace
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,33 @@
+// Searches with numbers in the slots of a policy.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cache_sim/search/explore.hpp"
+
+namespace lockstep::testing_support {
+
+/// A search of one policy whose every trace has that fidelity and model (empty: the usual one).
+/// `numbers-alone` is a fidelity of these tests: nobody listens to labels, so that a run goes on
+/// after a wrong one. Nothing is found where a trace is bad input for the damaged policy.
+cache_sim::ExploreOutcome searched_with_numbers(cache_sim::RunOptions run,
+                                                const std::string& fidelity,
+                                                const std::string& model, std::uint64_t seed,
+                                                std::int64_t traces);
+
+/// The policies whose slots can hold numbers, and the defects of these.
+std::vector<std::string> policies_with_numbers();
+std::vector<std::string> defects_with_numbers();
+
+/// The models that a policy can have.
+std::vector<std::string> models_of(const std::string& policy);
+
+/// `number` where numbers alone find the defect, `-` where they do not.
+std::string row_of_matrix(const std::string& defect);
+
+/// A finding of a number under right labels, of the damaged policy; empty where there is none.
+std::string number_that_labels_call_right(const std::string& defect);
+
+}  // namespace lockstep::testing_support
