@@ -204,6 +204,7 @@ void NumberState::open(const ForwardRow& row, OpenRow& kept) {
   kept.writes_kv = row.writes_kv;
   kept.verifies = row.drafts > 0;
   kept.keeps = row.keeps;
+  kept.wrong_label = wrong_state_label(row);
   kept.takes.clear();
   const auto open_state = [&](std::uint32_t slot) {
     state_at(slot);
@@ -362,36 +363,53 @@ void NumberState::report(const OpenRow& row, std::uint32_t size, double far, Tru
               : "logits are right, but not what they come from";
   const std::string read =
       fmt::format("a row over tokens {} to {} of {}", row.begin, row.end, row.text.text(60));
-  if (const std::optional<Finding> wrong = wrong_label(row, read)) {
+  std::optional<Finding> wrong = row.wrong_label;
+  if (!wrong) wrong = wrong_kv_label(row);
+  if (wrong) {
+    wrong->text = fmt::format("{} {}. Numbers: {}; {}", read, wrong->text, moved, where);
     findings_.push_back(*wrong);
-    findings_.back().text += fmt::format(". Numbers: {}; {}", moved, where);
     return;
   }
   findings_.push_back({FindingKind::number_differs, fmt::format("{}: {}; {}", read, moved, where),
                        "the bits of a run without a cache", where});
 }
 
-/// The first KV slot that the row reads and whose label is not that of its token. Labels are held
-/// to their tokens where a structure is audited; numbers show each use.
-std::optional<Finding> NumberState::wrong_label(const OpenRow& row, const std::string& read) const {
-  if (labels_ == nullptr) return std::nullopt;
-  for (std::uint32_t place = 0; place < row.begin; ++place) {
-    std::optional<Finding> found;
+// Labels are held to their tokens where a state is advanced and where a structure is audited;
+// numbers show each use.
+
+/// A part of the row's state whose label is not that of the tokens before it.
+std::optional<Finding> NumberState::wrong_state_label(const ForwardRow& row) const {
+  std::optional<Finding> found;
+  if (labels_ == nullptr || !row.state.exists()) return found;
+  const Label right = label_of(row.tokens, row.begin);
+  for_layers(row.state.value, row.state_layers, [&](std::uint32_t slot) {
+    for (const StatePart part : kStateParts)
+      if (!found && labels_->label(StateSlot{slot}, part) != right)
+        found = Finding{FindingKind::wrong_state_prefix,
+                        fmt::format("starts from state slot {}, whose {} part stands for {}", slot,
+                                    to_string(part), labels_->label(StateSlot{slot}, part).text()),
+                        right.text(), labels_->label(StateSlot{slot}, part).text()};
+  });
+  return found;
+}
+
+/// A KV slot that the row reads and whose label is not that of its token.
+std::optional<Finding> NumberState::wrong_kv_label(const OpenRow& row) const {
+  std::optional<Finding> found;
+  for (std::uint32_t place = 0; place < row.end - row.drafts; ++place)
     for_layers(row.kv[place], row.kv_layers, [&](std::uint32_t slot) {
-      if (found) return;
+      if (labels_ == nullptr || found) return;
       if (!labels_->kv_in_use(slot))
         found = Finding{FindingKind::freed_slot_in_use,
-                        fmt::format("{} reads KV slot {}, which is free", read, slot),
-                        "a slot in use", "a free one"};
+                        fmt::format("reads KV slot {}, which is free", slot), "a slot in use",
+                        "a free one"};
       else if (labels_->kv_fingerprint(slot) != row.text.fingerprint(place + 1))
-        found = Finding{FindingKind::wrong_state_prefix,
-                        fmt::format("{} reads KV slot {}, which does not hold that of token {}",
-                                    read, slot, place),
-                        fmt::format("the KV of token {}", place), "that of another prefix"};
+        found = Finding{
+            FindingKind::wrong_state_prefix,
+            fmt::format("reads KV slot {}, which does not hold that of token {}", slot, place),
+            fmt::format("the KV of token {}", place), "that of another prefix"};
     });
-    if (found) return found;
-  }
-  return std::nullopt;
+  return found;
 }
 
 /// The first part, in the order of the model's units, that the row read and that is not right.

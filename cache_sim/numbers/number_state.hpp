@@ -92,8 +92,9 @@ class NumberState final : public NumberedPools {
     bool has_state, writes_kv, verifies;
     StateParts keeps;
     std::vector<reference::HybridTake> takes;
-    std::vector<double> before;  ///< the state from which it started
-    std::vector<double> after;   ///< of a verification: the states after each token
+    std::optional<Finding> wrong_label;  ///< of the state from which it started
+    std::vector<double> before;          ///< the state from which it started
+    std::vector<double> after;           ///< of a verification: the states after each token
   };
   struct Half {  // see advance_state() of one part
     std::uint32_t slot, begin, end;
@@ -123,7 +124,8 @@ class NumberState final : public NumberedPools {
                      std::string_view use);
   void report(const OpenRow& row, std::uint32_t size, double far, Truth::Node base);
   std::string first_difference(const OpenRow& row, Truth::Node base);
-  std::optional<Finding> wrong_label(const OpenRow& row, const std::string& read) const;
+  std::optional<Finding> wrong_state_label(const ForwardRow& row) const;
+  std::optional<Finding> wrong_kv_label(const OpenRow& row) const;
 
   std::shared_ptr<Truth> truth_;
   const LabelState* labels_;

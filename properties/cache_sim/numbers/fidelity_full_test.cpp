@@ -50,13 +50,14 @@ class EveryDefectWithNumbers : public testing::TestWithParam<std::string> {};
 
 TEST_P(EveryDefectWithNumbers, hasItsRowInTheMatrix) {
   const std::string row = rows_of_defects()[GetParam()];
-  if (row == "endless") return;
+  if (row == "endless" || row == "rowless") return;
   EXPECT_EQ(testing_support::row_of_matrix(GetParam()), row);
 }
 
 // Labels explain each mistake of a cache.
 TEST_P(EveryDefectWithNumbers, givesNoWrongNumberUnderRightLabels) {
-  if (rows_of_defects()[GetParam()] == "endless") return;
+  const std::string row = rows_of_defects()[GetParam()];
+  if (row == "endless" || row == "rowless") return;
   EXPECT_EQ(testing_support::number_that_labels_call_right(GetParam()), "");
 }
 
