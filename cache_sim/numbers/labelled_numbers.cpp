@@ -18,7 +18,7 @@ using reference::HybridConfig;
 using reference::HybridModel;
 
 std::string model_name(const PolicyEntry& policy, const Config& config) {
-  const std::string named = config.text(kModelField);
+  std::string named = config.text(kModelField);
   if (!named.empty()) return named;
   return policy.has_states ? "tiny-nemotron-h" : "tiny-qwen3";
 }
@@ -90,7 +90,11 @@ Findings LabelledNumbers::drain(bool completes) {
   Findings labels = labels_.drain();
   Findings numbers = numbers_.drain(completes || !labels.empty());
   if (labels.empty()) return numbers;
-  if (!numbers.empty()) labels.front().text += ". Numbers: " + numbers.front().text;
+  if (numbers.empty()) return labels;
+  const std::string& said = numbers.front().text;
+  const std::size_t own = said.find(kNumbersSay);  // a finding of a label that a row has read
+  labels.front().text +=
+      own == std::string::npos ? std::string(kNumbersSay) + said : said.substr(own);
   return labels;
 }
 

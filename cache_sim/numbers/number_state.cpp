@@ -46,6 +46,11 @@ double distance(std::span<const double> actual, std::span<const double> expected
   return largest > 0 ? far / largest : far;
 }
 
+/// The first of the largest logits.
+std::ptrdiff_t likeliest_of(std::span<const double> logits) {
+  return std::ranges::max_element(logits) - logits.begin();
+}
+
 /// The order of magnitude alone: last digits depend on the machine.
 std::string magnitude(double x) {
   if (std::isinf(x)) return "NaN";
@@ -336,6 +341,7 @@ void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
   bool differs = row.has_state && !same_bits(row.before, truth_->state(base));
   std::uint32_t first = row.end;
   double far = 0;
+  std::pair<std::ptrdiff_t, std::ptrdiff_t> likeliest{0, 0};
   for (std::uint32_t i = 0; i < size; ++i) {
     Truth::Node parent = i == 0 ? base : after[i - 1];
     if (i >= inputs && !row.parents.empty()) {
@@ -351,22 +357,28 @@ void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
     if (!std::exchange(differs, true) || far == 0) {
       first = truth_->size(after.back());
       far = distance(own, right);
+      likeliest = {likeliest_of(own), likeliest_of(right)};
     }
   }
-  if (differs) report(row, first, far, base);
+  if (!differs) return;
+  std::string moved = "logits are right, but not what they come from";
+  if (far > 0) {
+    moved = fmt::format("logits after {} are {} off", counted(first, "token"), magnitude(far));
+    if (!std::isinf(far))
+      moved += likeliest.first == likeliest.second ? ", the likeliest token is the same"
+                                                   : ", another token is the likeliest";
+  }
+  report(row, moved, base);
 }
 
-void NumberState::report(const OpenRow& row, std::uint32_t size, double far, Truth::Node base) {
+void NumberState::report(const OpenRow& row, const std::string& moved, Truth::Node base) {
   const std::string where = first_difference(row, base);
-  const std::string moved =
-      far > 0 ? fmt::format("logits after {} are {} off", counted(size, "token"), magnitude(far))
-              : "logits are right, but not what they come from";
   const std::string read =
       fmt::format("a row over tokens {} to {} of {}", row.begin, row.end, row.text.text(60));
   std::optional<Finding> wrong = row.wrong_label;
   if (!wrong) wrong = wrong_kv_label(row);
   if (wrong) {
-    wrong->text = fmt::format("{} {}. Numbers: {}; {}", read, wrong->text, moved, where);
+    wrong->text = fmt::format("{} {}{}{}; {}", read, wrong->text, kNumbersSay, moved, where);
     findings_.push_back(*wrong);
     return;
   }

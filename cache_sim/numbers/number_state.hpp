@@ -24,6 +24,9 @@
 
 namespace lockstep::cache_sim {
 
+/// Between what a label says and what numbers say.
+inline constexpr std::string_view kNumbersSay = ". Numbers: ";
+
 class NumberState final : public NumberedPools {
  public:
   /// The state slots are 1 … states, the KV slots 0 … kv_end - 1; those below `page` are page 0.
@@ -122,7 +125,7 @@ class NumberState final : public NumberedPools {
   void compare(const OpenRow& row, std::span<const double> logits);
   void compare_parts(StateSlot slot, StateParts parts, const Tokens& tokens, std::uint32_t size,
                      std::string_view use);
-  void report(const OpenRow& row, std::uint32_t size, double far, Truth::Node base);
+  void report(const OpenRow& row, const std::string& moved, Truth::Node base);
   std::string first_difference(const OpenRow& row, Truth::Node base);
   std::optional<Finding> wrong_state_label(const ForwardRow& row) const;
   std::optional<Finding> wrong_kv_label(const OpenRow& row) const;

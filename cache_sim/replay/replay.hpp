@@ -18,7 +18,7 @@ struct ReplayRequest {
   /// a trace, the file of a workload, or a generated workload with its parameters
   std::string file;
   std::vector<std::string>
-      subjects;  ///< empty: the policy of the file or of the defect, beside its oracle
+      subjects;          ///< empty: the policy of the file or of the defect, beside its oracle
   std::string fidelity;  ///< empty: that of the config
   CheckLevel check = CheckLevel::all;
   std::string defect;

@@ -96,8 +96,8 @@ struct PolicyEntry {
   bool is_default = false;    ///< true of one policy: see default_policy()
   /// Its forwards are told by LayerState::forward(), so that its slots may hold numbers.
   bool tells_forwards = false;
-  /// How many layers keep KV and how many keep states, where each layer has slots of its own. Null:
-  /// a slot has the same number in all layers of whatever model.
+  /// The numbers of layers that keep KV and that keep states, where each layer has slots of its
+  /// own. Null: a slot has the same number in all layers of whatever model.
   struct LayerCounts {
     std::int64_t kv, states;
   };

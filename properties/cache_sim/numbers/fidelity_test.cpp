@@ -37,8 +37,9 @@ TEST(Fidelity, ofReferenceSaysByHowMuchAWrongLabelMovesAnOutput) {
        "reference", "--defect", "sglang-no-buffer:drops-initial-state"});
   EXPECT_EQ(run.status, kExitInvariant);
   EXPECT_THAT(run.out, HasSubstr("wrong-state-prefix"));
-  EXPECT_THAT(run.out, HasSubstr("Numbers: a row over tokens"));
-  EXPECT_THAT(run.out, HasSubstr("off; unit 0: the recurrent part of state slot"));
+  EXPECT_THAT(run.out, HasSubstr("stands for the empty prefix. Numbers: logits after 6 tokens"));
+  EXPECT_THAT(run.out,
+              HasSubstr(" token is the likeliest; unit 0: the recurrent part of state slot"));
 }
 
 TEST(Fidelity, isRefusedWhereAPolicyOrAModelCannotHaveIt) {
@@ -52,9 +53,9 @@ TEST(Fidelity, isRefusedWhereAPolicyOrAModelCannotHaveIt) {
   };
   EXPECT_EQ(refused("sglang-no-buffer", "reference", ""), "");
   EXPECT_EQ(refused("radix", "reference", ""), "");
-  EXPECT_EQ(
-      refused("lru", "reference", ""),
-      "field fidelity: policy lru does not tell its forwards, so its slots hold labels alone");
+  EXPECT_EQ(refused("vllm-align", "reference", ""),
+            "field fidelity: policy vllm-align does not tell its forwards, so its slots hold "
+            "labels alone");
   EXPECT_THAT(refused("sglang-no-buffer", "referenc", ""), HasSubstr("but `reference` is one"));
   EXPECT_THAT(refused("sglang-no-buffer", "reference", "tiny-qwen"),
               HasSubstr("field model: there is no model `tiny-qwen`"));
