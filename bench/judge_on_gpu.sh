@@ -70,6 +70,8 @@ for types in bfloat16/float32 bfloat16/bfloat16; do
   judge "gdn_${types//\//_}" 0 gated_delta_rule_update $ours:gated_delta_rule_update --types $types
 done
 judge ssu 0 selective_state_update $ours:selective_state_update
+judge ssu_ring 0 selective_state_ring_update $ours:selective_state_ring_update
+judge gdn_ring 0 gated_delta_rule_ring_update $ours:gated_delta_rule_ring_update
 judge ssd 0 ssd_prefill $ours:ssd_prefill
 judge gdn_prefill 0 gated_delta_rule_prefill $ours:gated_delta_rule_prefill
 judge mla 0 mla_decode $ours:mla_decode
@@ -80,6 +82,9 @@ judge copy 0 state_copy $ours:state_copy
 judge scatter 0 state_scatter_accepted $ours:state_scatter_accepted
 
 for mistake in raw_beta group_modulo no_scale; do broken gated_delta_rule_update $mistake --batch 4; done
+for operation in selective_state_ring_update gated_delta_rule_ring_update; do
+  broken $operation ${operation}_without_ring
+done
 for operation in ssd_prefill gated_delta_rule_prefill; do broken $operation ${operation}_from_zero; done
 for mistake in scale_of_width no_pe whole_last_page mean_of_pieces piece_too_many empty_minus; do
   broken mla_decode mla_decode_$mistake
