@@ -27,7 +27,7 @@ struct CaseSpec {
   std::optional<double> scale{};
   Layout layout = Layout::v_major;
   bool timed = false;
-  static constexpr bool snapshots = false;
+  bool snapshots = false;  ///< never set: shared code reads it
 };
 
 /// ring_k, ring_k_scale, ring_u and ring_g behind the state, with gates that leave something of the

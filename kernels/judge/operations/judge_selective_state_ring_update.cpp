@@ -26,7 +26,7 @@ struct CaseSpec {
   bool limits = false;  ///< dt_min and dt_max
   Layout layout = Layout::plain;
   bool timed = false;
-  static constexpr bool dt_per_channel = false, snapshots = false;
+  bool dt_per_channel = false, snapshots = false;  ///< never set: shared code reads them
 };
 
 /// ring_x, ring_B and ring_dt, with steps that leave something of the oldest entry.
