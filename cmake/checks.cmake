@@ -10,7 +10,8 @@
 set(check_properties labels timeout processors environment fixtures_setup fixtures_required)
 set(check_words name ${check_properties} args skip python program needs)
 set(check_targets lockstep lockstep_tests lockstep_tests_gpu lockstep_torch_tests lockstep_torch_ops
-                  lockstep_static_kv_tests lockstep_static_kv_gpu_tests lockstep_static_kv_generate)
+                  lockstep_static_kv_tests lockstep_static_kv_gpu_tests lockstep_static_kv_generate
+                  lockstep_numbers_torch_tests)
 
 # Fails with a sentence that names the file and the number of the line `text` in it.
 function(lockstep_check_fails file text sentence)
@@ -103,6 +104,8 @@ foreach(line IN ITEMS
     "name=reference.accuracy_by_length labels=full timeout=600 program={lockstep_torch_tests} args=--gtest_filter=RecurrenceAccuracy.*"
     "name=operators.keep_their_contract labels=quick timeout=600 program={lockstep_torch_tests} args=--gtest_filter=TorchOps*"
     "name=operators.run_from_a_package labels=quick timeout=60 program={lockstep_static_kv_tests} args=--gtest_filter=ExportedOperators* fixtures_required=exported_operators environment=\"LOCKSTEP_EXPORTED_OPS={build}/exported_operators LOCKSTEP_TORCH_OPS={lockstep_torch_ops} AOTI_RUNTIME_CHECK_INPUTS=1\""
+    "name=numbers.of_tensors labels=quick timeout=600 program={lockstep_numbers_torch_tests} args=--gtest_filter=-*InFull.*"
+    "name=numbers.of_tensors_in_full labels=full timeout=7200 program={lockstep_numbers_torch_tests} args=--gtest_filter=*InFull.*"
     "name=static_kv.runtime labels=quick timeout=600 program={lockstep_static_kv_tests} args=--gtest_filter=-ExportedOperators*:*Packages*"
     "name=static_kv.runtime_of_packages labels=quick timeout=600 program={lockstep_static_kv_tests} args=--gtest_filter=StaticKv*Packages* fixtures_required=static_kv_packages skip=\"no packages: `python3\" environment=\"LOCKSTEP_STATIC_KV={build}/static_kv AOTI_RUNTIME_CHECK_INPUTS=1\""
     "name=static_kv.runtime_of_three_rows labels=full timeout=600 program={lockstep_static_kv_tests} args=--gtest_filter=StaticKv*Packages* fixtures_required=static_kv_packages_rows skip=\"no packages: `python3\" environment=\"LOCKSTEP_STATIC_KV={build}/static_kv_rows AOTI_RUNTIME_CHECK_INPUTS=1\""

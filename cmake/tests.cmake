@@ -71,6 +71,9 @@ list(FILTER torch_sources INCLUDE REGEX "_torch_test\\.cpp$")
 set(static_kv_sources ${torch_sources})  # a program of their own: their time is spent in LibTorch
 list(FILTER torch_sources EXCLUDE REGEX "/static_kv/")
 list(FILTER static_kv_sources INCLUDE REGEX "/static_kv/")
+set(number_sources ${torch_sources})  # the same: they need the caches, too
+list(FILTER torch_sources EXCLUDE REGEX "/numbers/torch/")
+list(FILTER number_sources INCLUDE REGEX "/numbers/torch/")
 if(TARGET lockstep_torch AND TARGET lockstep_views)
   add_executable(lockstep_torch_tests ${torch_sources})
   target_link_libraries(lockstep_torch_tests PRIVATE
@@ -79,6 +82,23 @@ if(TARGET lockstep_torch AND TARGET lockstep_views)
   target_compile_definitions(lockstep_torch_tests PRIVATE
     LOCKSTEP_TORCH_OPS="$<TARGET_FILE:lockstep_torch_ops>" LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_dependencies(lockstep_torch_tests lockstep_torch_ops)
+endif()
+if(TARGET lockstep_numbers_torch)
+  # Apart: LibTorch's headers bring another version of fmt.
+  add_library(lockstep_number_support OBJECT
+    properties/support/fidelity.cpp properties/support/program.cpp properties/support/search.cpp)
+  target_link_libraries(lockstep_number_support PRIVATE lockstep_requirements lockstep_views GTest::gtest GTest::gmock
+    rapidcheck_gtest)
+  target_compile_definitions(lockstep_number_support PRIVATE
+    LOCKSTEP_PROGRAM="$<TARGET_FILE:lockstep>" LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}" LOCKSTEP_CANDIDATES="")
+  add_executable(lockstep_numbers_torch_tests ${number_sources} $<TARGET_OBJECTS:lockstep_number_support>)
+  target_link_libraries(lockstep_numbers_torch_tests PRIVATE lockstep_sim lockstep_reference lockstep_numbers
+    lockstep_models lockstep_numbers_torch lockstep_judge $<TARGET_NAME_IF_EXISTS:lockstep_device> GTest::gtest_main
+    GTest::gmock ${CMAKE_DL_LIBS})
+  target_compile_definitions(lockstep_numbers_torch_tests PRIVATE
+    LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_compile_options(lockstep_numbers_torch_tests PRIVATE -O1)
+  add_dependencies(lockstep_numbers_torch_tests lockstep lockstep-torch)
 endif()
 if(TARGET lockstep_static_kv)
   add_executable(lockstep_static_kv_tests ${static_kv_sources})

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "reference/base/registry.hpp"
 #include "reference/protocol/near_word.hpp"
 
@@ -17,10 +20,19 @@ const Registration<FidelityEntry> kLabels{
 
 }  // namespace
 
+bool has_torch() {
+  return Registry<FidelityEntry>::find(kTorchFidelities[0]) != nullptr;
+}
+
 Result<void> check_fidelity(const PolicyEntry& policy, const Config& config) {
   const std::string name = config.text(kFidelityField);
   const FidelityEntry* const fidelity = Registry<FidelityEntry>::find(name);
   if (fidelity == nullptr) {
+    if (std::ranges::find(kTorchFidelities, name) != std::end(kTorchFidelities))
+      return fail(fmt::format(
+          "field fidelity: {} is of the program lockstep-torch, which is built with LibTorch: "
+          "`./lockstep replay FILE --fidelity {}` brings both in",
+          name, name));
     const std::vector<std::string_view> known = names_in(Registry<FidelityEntry>::all());
     return fail(fmt::format(
         "there is no fidelity `{}`{}; `lockstep list layers` shows all{}", name,

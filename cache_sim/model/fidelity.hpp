@@ -39,6 +39,11 @@ struct FidelityEntry {
                                          PolicyEntry::SlotCounts) = nullptr;
 };
 
+/// Fidelities of the program `lockstep-torch` alone, which is built with LibTorch.
+inline constexpr std::string_view kTorchFidelities[] = {"torch", "kernels"};
+/// Whether this is that program.
+bool has_torch();
+
 /// Of a configuration that the policy's own check accepts. Errors: a fidelity that this program
 /// does not have, a policy that does not tell its forwards, and what the fidelity itself refuses.
 Result<void> check_fidelity(const PolicyEntry& policy, const Config& config);

@@ -7,6 +7,8 @@
 #include <map>
 #include <string>
 
+#include "cache_sim/numbers/number_state.hpp"
+#include "cache_sim/numbers/wrong_numbers.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/registry.hpp"
 #include "reference/protocol/near_word.hpp"
@@ -16,12 +18,6 @@ namespace {
 
 using reference::HybridConfig;
 using reference::HybridModel;
-
-std::string model_name(const PolicyEntry& policy, const Config& config) {
-  std::string named = config.text(kModelField);
-  if (!named.empty()) return named;
-  return policy.has_states ? "tiny-nemotron-h" : "tiny-qwen3";
-}
 
 PolicyEntry::LayerCounts layers_of(const HybridConfig& config) {
   PolicyEntry::LayerCounts counts{0, 0};
@@ -38,7 +34,29 @@ PolicyEntry::LayerCounts layers_of(const HybridConfig& config) {
   return counts;
 }
 
-Result<void> check(const PolicyEntry& policy, const Config& config) {
+std::unique_ptr<NumberedPools> make(const PolicyEntry& policy, const Config& config,
+                                    LabelState& labels, PolicyEntry::SlotCounts slots) {
+  return std::make_unique<LabelledNumbers>(
+      labels, std::make_unique<NumberState>(shared_truth(model_name(policy, config)), slots.states,
+                                            slots.kv_end, config.page, &labels));
+}
+
+const Registration<FidelityEntry> kReference{
+    {.name = "reference",
+     .sentence = "labels, and beside them the numbers of a tiny hybrid model in double, compared "
+                 "bit by bit with those of a run without a cache",
+     .check = check_model,
+     .make = make}};
+
+}  // namespace
+
+std::string model_name(const PolicyEntry& policy, const Config& config) {
+  std::string named = config.text(kModelField);
+  if (!named.empty()) return named;
+  return policy.has_states ? "tiny-nemotron-h" : "tiny-qwen3";
+}
+
+Result<void> check_model(const PolicyEntry& policy, const Config& config) {
   const std::string name = model_name(policy, config);
   const std::optional<HybridConfig> model = reference::hybrid_preset(name);
   if (!model)
@@ -58,9 +76,7 @@ Result<void> check(const PolicyEntry& policy, const Config& config) {
   return {};
 }
 
-/// The truth of a model. The runs of a search share it: it remembers prefixes, and no run changes
-/// what they are.
-std::shared_ptr<Truth> truth_of(const std::string& model) {
+std::shared_ptr<Truth> shared_truth(const std::string& model) {
   thread_local std::map<std::string, std::shared_ptr<Truth>> known;
   std::shared_ptr<Truth>& truth = known[model];
   if (truth == nullptr) {
@@ -71,24 +87,9 @@ std::shared_ptr<Truth> truth_of(const std::string& model) {
   return truth;
 }
 
-std::unique_ptr<NumberedPools> make(const PolicyEntry& policy, const Config& config,
-                                    LabelState& labels, PolicyEntry::SlotCounts slots) {
-  return std::make_unique<LabelledNumbers>(labels, truth_of(model_name(policy, config)), slots,
-                                           config.page);
-}
-
-const Registration<FidelityEntry> kReference{
-    {.name = "reference",
-     .sentence = "labels, and beside them the numbers of a tiny hybrid model in double, compared "
-                 "bit by bit with those of a run without a cache",
-     .check = check,
-     .make = make}};
-
-}  // namespace
-
 Findings LabelledNumbers::drain(bool completes) {
   Findings labels = labels_.drain();
-  Findings numbers = numbers_.drain(completes || !labels.empty());
+  Findings numbers = numbers_->drain(completes || !labels.empty());
   if (labels.empty()) return numbers;
   if (numbers.empty()) return labels;
   const std::string& said = numbers.front().text;

@@ -9,6 +9,7 @@
 #include <limits>
 #include <utility>
 
+#include "cache_sim/numbers/wrong_numbers.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/require.hpp"
 
@@ -33,28 +34,6 @@ void poison(std::span<double> slot, std::uint32_t number) {
 
 bool same_bits(std::span<const double> a, std::span<const double> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
-
-/// The largest difference relative to the largest expected number; infinite where one is NaN.
-double distance(std::span<const double> actual, std::span<const double> expected) {
-  double far = 0, largest = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (std::isnan(actual[i])) return std::numeric_limits<double>::infinity();
-    far = std::max(far, std::abs(actual[i] - expected[i]));
-    largest = std::max(largest, std::abs(expected[i]));
-  }
-  return largest > 0 ? far / largest : far;
-}
-
-/// The first of the largest logits.
-std::ptrdiff_t likeliest_of(std::span<const double> logits) {
-  return std::ranges::max_element(logits) - logits.begin();
-}
-
-/// The order of magnitude alone: last digits depend on the machine.
-std::string magnitude(double x) {
-  if (std::isinf(x)) return "NaN";
-  return x > 0 ? fmt::format("1e{:+03d}", static_cast<int>(std::floor(std::log10(x)))) : "0";
 }
 
 /// Says where a wrong number comes from, if it is poison.
@@ -133,16 +112,7 @@ std::span<double> NumberState::named_kv(std::uint32_t slot) {
 
 // --- Batches
 
-namespace {
-
-/// Calls act(slot) for the slots that stand for `slot` in the layers.
-template <class Act>
-void for_layers(std::uint32_t slot, std::span<const std::uint32_t> layers, const Act& act) {
-  if (layers.empty()) act(slot);
-  for (const std::uint32_t distance : layers) act(slot + distance);
-}
-
-}  // namespace
+namespace {}  // namespace
 
 /// Whether the pools have all slots that the row names.
 bool NumberState::exists(const ForwardRow& row) const {
@@ -209,7 +179,7 @@ void NumberState::open(const ForwardRow& row, OpenRow& kept) {
   kept.writes_kv = row.writes_kv;
   kept.verifies = row.drafts > 0;
   kept.keeps = row.keeps;
-  kept.wrong_label = wrong_state_label(row);
+  kept.wrong_label = labels_ == nullptr ? std::nullopt : wrong_state_label(*labels_, row);
   kept.takes.clear();
   const auto open_state = [&](std::uint32_t slot) {
     state_at(slot);
@@ -341,7 +311,7 @@ void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
   bool differs = row.has_state && !same_bits(row.before, truth_->state(base));
   std::uint32_t first = row.end;
   double far = 0;
-  std::pair<std::ptrdiff_t, std::ptrdiff_t> likeliest{0, 0};
+  bool same = true;
   for (std::uint32_t i = 0; i < size; ++i) {
     Truth::Node parent = i == 0 ? base : after[i - 1];
     if (i >= inputs && !row.parents.empty()) {
@@ -357,17 +327,11 @@ void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
     if (!std::exchange(differs, true) || far == 0) {
       first = truth_->size(after.back());
       far = distance(own, right);
-      likeliest = {likeliest_of(own), likeliest_of(right)};
+      same = likeliest_of(own) == likeliest_of(right);
     }
   }
   if (!differs) return;
-  std::string moved = "logits are right, but not what they come from";
-  if (far > 0) {
-    moved = fmt::format("logits after {} are {} off", counted(first, "token"), magnitude(far));
-    if (!std::isinf(far))
-      moved += likeliest.first == likeliest.second ? ", the likeliest token is the same"
-                                                   : ", another token is the likeliest";
-  }
+  const std::string moved = far > 0 ? moved_logits(first, far, same) : kLogitsAreRight;
   report(row, moved, base);
 }
 
@@ -376,7 +340,9 @@ void NumberState::report(const OpenRow& row, const std::string& moved, Truth::No
   const std::string read =
       fmt::format("a row over tokens {} to {} of {}", row.begin, row.end, row.text.text(60));
   std::optional<Finding> wrong = row.wrong_label;
-  if (!wrong) wrong = wrong_kv_label(row);
+  if (!wrong && labels_ != nullptr)
+    wrong = wrong_kv_label(*labels_, row.text, KvSlots(row.kv).first(row.end - row.drafts),
+                           row.kv_layers);
   if (wrong) {
     wrong->text = fmt::format("{} {}{}{}; {}", read, wrong->text, kNumbersSay, moved, where);
     findings_.push_back(*wrong);
@@ -384,44 +350,6 @@ void NumberState::report(const OpenRow& row, const std::string& moved, Truth::No
   }
   findings_.push_back({FindingKind::number_differs, fmt::format("{}: {}; {}", read, moved, where),
                        "the bits of a run without a cache", where});
-}
-
-// Labels are held to their tokens where a state is advanced and where a structure is audited;
-// numbers show each use.
-
-/// A part of the row's state whose label is not that of the tokens before it.
-std::optional<Finding> NumberState::wrong_state_label(const ForwardRow& row) const {
-  std::optional<Finding> found;
-  if (labels_ == nullptr || !row.state.exists()) return found;
-  const Label right = label_of(row.tokens, row.begin);
-  for_layers(row.state.value, row.state_layers, [&](std::uint32_t slot) {
-    for (const StatePart part : kStateParts)
-      if (!found && labels_->label(StateSlot{slot}, part) != right)
-        found = Finding{FindingKind::wrong_state_prefix,
-                        fmt::format("starts from state slot {}, whose {} part stands for {}", slot,
-                                    to_string(part), labels_->label(StateSlot{slot}, part).text()),
-                        right.text(), labels_->label(StateSlot{slot}, part).text()};
-  });
-  return found;
-}
-
-/// A KV slot that the row reads and whose label is not that of its token.
-std::optional<Finding> NumberState::wrong_kv_label(const OpenRow& row) const {
-  std::optional<Finding> found;
-  for (std::uint32_t place = 0; place < row.end - row.drafts; ++place)
-    for_layers(row.kv[place], row.kv_layers, [&](std::uint32_t slot) {
-      if (labels_ == nullptr || found) return;
-      if (!labels_->kv_in_use(slot))
-        found = Finding{FindingKind::freed_slot_in_use,
-                        fmt::format("reads KV slot {}, which is free", slot), "a slot in use",
-                        "a free one"};
-      else if (labels_->kv_fingerprint(slot) != row.text.fingerprint(place + 1))
-        found = Finding{
-            FindingKind::wrong_state_prefix,
-            fmt::format("reads KV slot {}, which does not hold that of token {}", slot, place),
-            fmt::format("the KV of token {}", place), "that of another prefix"};
-    });
-  return found;
 }
 
 /// The first part, in the order of the model's units, that the row read and that is not right.

@@ -12,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cache_sim/model/fidelity.hpp"
@@ -23,9 +22,6 @@
 #include "reference/protocol/layer_state.hpp"
 
 namespace lockstep::cache_sim {
-
-/// Between what a label says and what numbers say.
-inline constexpr std::string_view kNumbersSay = ". Numbers: ";
 
 class NumberState final : public NumberedPools {
  public:
@@ -127,8 +123,6 @@ class NumberState final : public NumberedPools {
                      std::string_view use);
   void report(const OpenRow& row, const std::string& moved, Truth::Node base);
   std::string first_difference(const OpenRow& row, Truth::Node base);
-  std::optional<Finding> wrong_state_label(const ForwardRow& row) const;
-  std::optional<Finding> wrong_kv_label(const OpenRow& row) const;
 
   std::shared_ptr<Truth> truth_;
   const LabelState* labels_;

@@ -11,9 +11,11 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
+#include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/program/command.hpp"
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/output.hpp"
@@ -70,10 +72,20 @@ bool are_for_judge(const std::vector<std::string>& words) {
           std::find(words.begin(), words.end(), "operations") != words.end());
 }
 
-/// Becomes the program with the judge, which lies beside this one where it was built. Returns where
-/// it was not: the command itself then says so, after its --help and its complaints about words.
-void become_judge(std::vector<std::string> words) {
-  words.insert(words.begin(), (own_file().parent_path() / "lockstep-judge").string());
+/// Whether the words ask for a fidelity that the program `lockstep-torch` alone has.
+bool are_for_torch(const std::vector<std::string>& words) {
+  for (const std::string_view name : lockstep::cache_sim::kTorchFidelities)
+    for (std::size_t i = 0; i < words.size(); ++i)
+      if ((words[i] == name && i > 0 && words[i - 1] == "--fidelity") ||
+          words[i].ends_with("fidelity=" + std::string(name)))
+        return true;
+  return false;
+}
+
+/// Becomes a program that lies beside this one where it was built. Returns where it was not: the
+/// command itself then says so, after its --help and its complaints about words.
+void become_sibling(const char* program, std::vector<std::string> words) {
+  words.insert(words.begin(), (own_file().parent_path() / program).string());
   become(std::move(words));
 }
 
@@ -81,7 +93,9 @@ int run(const std::vector<std::string>& words) {
   if (!words.empty() && (words.front() == "nightly" || words.front() == "server"))
     return become_python(words);
   if (!words.empty() && are_for_judge(words) && !lockstep::program::has_judge())
-    become_judge(words);
+    become_sibling("lockstep-judge", words);
+  if (are_for_torch(words) && !lockstep::cache_sim::has_torch())
+    become_sibling("lockstep-torch", words);
   // Processes that a subject leaves behind end with this one. `judge` has a reaper of its own.
   std::optional<lockstep::Subreaper> reaper;
   if (words.empty() || words.front() != "judge") reaper.emplace();

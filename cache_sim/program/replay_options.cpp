@@ -98,7 +98,8 @@ Result<std::vector<cache_sim::ReplayRequest>> ReplayOptions::requests() const {
 void add_fidelity(Command& command, std::string& word) {
   command.add_option("--fidelity", word,
                      "what stands in a slot: label, its exact token prefix; reference, the numbers "
-                     "of a model beside it (lockstep list layers; default: the config's)");
+                     "of a model beside it; torch, kernels, its tensors on the CPU or a GPU "
+                     "(lockstep list layers; default: the config's)");
 }
 
 void add_check(Command& command, std::string& word) {

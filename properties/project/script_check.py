@@ -127,6 +127,12 @@ def only_what_is_needed_is_built(checkout):
     assert checkout.run("replay", "x")[0] == 0 and built(checkout.called())[-1] == "lockstep"
     assert len(configured()) == 2, "report and judge take turns without configuring anew"
 
+    for words, target in (((), "lockstep"), (("--fidelity", "reference"), "lockstep"), (("--fidelity", "torch"), "lockstep-torch"),
+                          (("--fidelity=kernels",), "lockstep-torch"), (("--config", "fidelity=torch"), "lockstep-torch"),
+                          (("--config", "fidelity=torchx"), "lockstep")):
+        assert checkout.run("explore", *words)[0] == 0 and built(checkout.called())[-1] == target, (words, checkout.called())
+    assert len([call for call in checkout.called() if "pip download" in call]) == 1, "LOCKSTEP_TORCH_DIR names PyTorch"
+
 
 def a_foreign_checkout_serves(checkout):
     assert checkout.run("report", "x")[0] == 0
@@ -146,7 +152,7 @@ def a_foreign_checkout_serves(checkout):
 
 def help_starts_no_measurement(checkout):
     for script, words in (("on_gpu.sh", ("stage", "--help")), ("on_gpu.sh", ("run", "--help")), ("peers/stage.sh", ("-h",)),
-                          ("static_kv_on_gpu.sh", ("--help",)), ("judge_on_gpu.sh", ("--help",))):
+                          ("static_kv_on_gpu.sh", ("--help",)), ("judge_on_gpu.sh", ("--help",)), ("numbers_on_gpu.sh", ("--help",))):
         copied = checkout.root / "bench" / script
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "bench" / script, copied)

@@ -112,7 +112,7 @@ const std::vector<Folder>& folders() {
         {"trace", "model", "draw"},
         {"workloads", "check", "logs"},
         {"policies", "server", "numbers"},
-        {"policies/sglang", "policies/ideal", "policies/vllm", "policies/marconi",
+        {"numbers/torch", "policies/sglang", "policies/ideal", "policies/vllm", "policies/marconi",
          "policies/edge_llm", "policies/static_kv"},
         {"server/sglang", "server/vllm"},
         {"replay", "search"},
@@ -129,6 +129,11 @@ const std::vector<Folder>& folders() {
     for (Folder& folder : list)
       if (folder.path == "cache_sim/numbers")
         folder.may_include.push_back("reference/models/hybrid");
+      else if (folder.path == "cache_sim/numbers/torch")
+        for (const char* const one :
+             {"reference/tensors", "reference/layers", "reference/models/hybrid", "kernels/base",
+              "kernels/layers", "kernels/attention", "kernels/judge"})
+          folder.may_include.emplace_back(one);
     return list;
   }();
   return all;
@@ -233,7 +238,8 @@ TEST(Sources, knowFrameworksOnlyWhereTheyBelong) {
     if (std::regex_match(file, test_framework) && !in(source.path, "properties/"))
       return "includes a test framework";
     const bool may = in(source.path, "properties/") || in(source.path, "bench/") ||
-                     in(source.path, "kernels/torch/");
+                     in(source.path, "kernels/torch/") ||
+                     in(source.path, "cache_sim/numbers/torch/");
     if (std::regex_match(file, torch) && !may) return "includes LibTorch";
     return "";
   });

@@ -87,10 +87,10 @@ std::vector<std::string> models_of(const std::string& policy) {
   return names;
 }
 
-std::string row_of_matrix(const std::string& defect) {
+std::string row_of_matrix(const std::string& defect, const std::string& fidelity) {
   for (const std::uint64_t seed : {1u, 2u, 3u}) {
     const ExploreOutcome outcome =
-        searched_with_numbers(damaged(defect), "numbers-alone", "", seed, kTraces);
+        searched_with_numbers(damaged(defect), fidelity, "", seed, kTraces);
     if (!outcome.discoveries.empty() &&
         outcome.discoveries[0].finding.finding.kind == FindingKind::number_differs)
       return "number";
@@ -98,10 +98,11 @@ std::string row_of_matrix(const std::string& defect) {
   return "-";
 }
 
-std::string number_that_labels_call_right(const std::string& defect) {
+std::string number_that_labels_call_right(const std::string& defect, const std::string& fidelity,
+                                          std::int64_t traces) {
   for (const std::uint64_t seed : {1u, 2u, 3u}) {
     const ExploreOutcome outcome =
-        searched_with_numbers(damaged(defect), "reference", "", seed, kTraces);
+        searched_with_numbers(damaged(defect), fidelity, "", seed, traces);
     if (!outcome.discoveries.empty() &&
         outcome.discoveries[0].finding.finding.kind == FindingKind::number_differs)
       return outcome.discoveries[0].finding.finding.text;

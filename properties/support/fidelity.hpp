@@ -24,10 +24,13 @@ std::vector<std::string> defects_with_numbers();
 /// The models that a policy can have.
 std::vector<std::string> models_of(const std::string& policy);
 
-/// `number` where numbers alone find the defect, `-` where they do not.
-std::string row_of_matrix(const std::string& defect);
+/// `number` where numbers alone, of a fidelity without labels, find the defect, `-` where they do
+/// not.
+std::string row_of_matrix(const std::string& defect, const std::string& fidelity = "numbers-alone");
 
 /// A finding of a number under right labels, of the damaged policy; empty where there is none.
-std::string number_that_labels_call_right(const std::string& defect);
+std::string number_that_labels_call_right(const std::string& defect,
+                                          const std::string& fidelity = "reference",
+                                          std::int64_t traces = 300);
 
 }  // namespace lockstep::testing_support

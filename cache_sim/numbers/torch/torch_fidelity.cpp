@@ -1,0 +1,94 @@
+// The fidelities whose numbers are tensors: `torch` on a CPU, `kernels` on a GPU.
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "cache_sim/numbers/labelled_numbers.hpp"
+#include "cache_sim/numbers/torch/judged_calls.hpp"
+#include "cache_sim/numbers/torch/tensor_state.hpp"
+#include "reference/base/registry.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// Rows that a truth remembers before the next run begins with an empty one.
+constexpr std::int64_t kMostRows = 1 << 14;
+
+/// The truth of a model. The runs of a thread share it: it remembers rows, and no run changes their
+/// numbers.
+std::shared_ptr<TensorTruth> shared_tensor_truth(const std::string& name,
+                                                 const std::shared_ptr<const TensorLayers>& layers,
+                                                 at::ScalarType activations) {
+  thread_local std::map<std::pair<std::string, bool>, std::shared_ptr<TensorTruth>> known;
+  std::shared_ptr<TensorTruth>& truth = known[{name, layers->device().is_cpu()}];
+  if (truth == nullptr || truth->computed() > kMostRows) {
+    const reference::HybridConfig config = *reference::hybrid_preset(name);
+    truth = std::make_shared<TensorTruth>(std::make_shared<const TensorModel>(
+        config, reference::drawn_hybrid(config), layers, activations));
+  }
+  return truth;
+}
+
+std::unique_ptr<NumberedPools> made(const PolicyEntry& policy, const Config& config,
+                                    LabelState& labels, PolicyEntry::SlotCounts slots,
+                                    const std::shared_ptr<const TensorLayers>& layers,
+                                    at::ScalarType activations) {
+  return std::make_unique<LabelledNumbers>(
+      labels, std::make_unique<TensorState>(
+                  shared_tensor_truth(model_name(policy, config), layers, activations),
+                  slots.states, slots.kv_end, config.page, &labels));
+}
+
+const Registration<FidelityEntry> kTorch{
+    {.name = "torch",
+     .sentence = "labels, and beside them the tensors of a tiny hybrid model in float32, run by "
+                 "torch.ops.lockstep.* on the CPU and compared bit by bit with each row alone",
+     .check = check_model,
+     .make = [](const PolicyEntry& policy, const Config& config, LabelState& labels,
+                PolicyEntry::SlotCounts slots) {
+       static const std::shared_ptr<const TensorLayers> layers = judged_layers(host_layers());
+       return made(policy, config, labels, slots, layers, at::kFloat);
+     }}};
+
+const DeviceLayers& layers_of_kernels() {
+  static const DeviceLayers layers = [] {
+    DeviceLayers found = device_layers();
+    if (found.layers != nullptr) found.layers = judged_layers(found.layers);
+    return found;
+  }();
+  return layers;
+}
+
+/// Latent attention is a kernel of one size alone.
+constexpr std::int64_t kLatentColumns = 512, kRotatedColumns = 64;
+
+Result<void> check_kernels(const PolicyEntry& policy, const Config& config) {
+  if (Result<void> fits = check_model(policy, config); !fits) return fits;
+  const std::string name = model_name(policy, config);
+  const reference::HybridConfig model = *reference::hybrid_preset(name);
+  for (const reference::HybridUnit& unit : model.units)
+    if (const auto* const latent = std::get_if<reference::LatentUnit>(&unit.kind);
+        latent != nullptr &&
+        (latent->latent != kLatentColumns || latent->rope_dim != kRotatedColumns))
+      return fail("field model: " + name + " has latents of " + std::to_string(latent->latent) +
+                  " + " + std::to_string(latent->rope_dim) + " columns, and the kernels take " +
+                  std::to_string(kLatentColumns) + " + " + std::to_string(kRotatedColumns) +
+                  "; --fidelity torch runs it");
+  if (layers_of_kernels().layers == nullptr)
+    return fail("field fidelity: kernels run on a GPU, and " + layers_of_kernels().reason);
+  return {};
+}
+
+const Registration<FidelityEntry> kKernels{
+    {.name = "kernels",
+     .sentence = "the same in bfloat16 on a GPU, by the project's own kernels",
+     .check = check_kernels,
+     .make = [](const PolicyEntry& policy, const Config& config, LabelState& labels,
+                PolicyEntry::SlotCounts slots) {
+       return made(policy, config, labels, slots, layers_of_kernels().layers, at::kBFloat16);
+     }}};
+
+}  // namespace
+}  // namespace lockstep::cache_sim
