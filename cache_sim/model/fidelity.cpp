@@ -41,6 +41,19 @@ Result<void> check_fidelity(const PolicyEntry& policy, const Config& config) {
   return fidelity->check(policy, config);
 }
 
+std::vector<std::string> models_of(const PolicyEntry& policy, Config config,
+                                   std::string_view fidelity) {
+  std::vector<std::string> names;
+  const FidelityEntry* const entry = Registry<FidelityEntry>::find(fidelity);
+  if (entry == nullptr || entry->models == nullptr) return names;
+  config.put(kFidelityField, fidelity);
+  for (const std::string_view model : entry->models()) {
+    config.put(kModelField, model);
+    if (check_fidelity(policy, config)) names.emplace_back(model);
+  }
+  return names;
+}
+
 std::unique_ptr<NumberedPools> numbered_pools(const PolicyEntry& policy, const Config& config,
                                               LabelState& labels, PolicyEntry::SlotCounts slots) {
   const FidelityEntry& fidelity = *Registry<FidelityEntry>::find(config.text(kFidelityField));

@@ -7,7 +7,9 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "cache_sim/model/label_state.hpp"
 #include "reference/base/finding.hpp"
@@ -23,6 +25,12 @@ inline constexpr std::string_view kFidelityField = "fidelity", kModelField = "mo
 /// The pools of one subject with numbers in their slots, beside its labels.
 class NumberedPools : public LayerState {
  public:
+  /// From now on rows() is told.
+  virtual void tell_rows() = 0;
+  /// One sentence for each row that ran since the last call, for pages: its request, and whether
+  /// its logits are right.
+  virtual std::vector<std::string> rows() = 0;
+
   /// The findings since the last call. A number that is wrong under a wrong label is told with the
   /// label's finding; under right labels it is a finding of its own. `completes` runs the rows that
   /// wait for their batch first; they run, too, where a label is wrong.
@@ -32,6 +40,7 @@ class NumberedPools : public LayerState {
 struct FidelityEntry {
   std::string_view name;
   std::string_view sentence;
+  const std::vector<std::string_view>& (*models)() = nullptr;  ///< null: none
   /// Whether these fields and this policy fit; the error is a sentence that names the field.
   Result<void> (*check)(const PolicyEntry&, const Config&) = nullptr;
   /// Null: the slots hold labels alone.
@@ -42,6 +51,10 @@ struct FidelityEntry {
 /// Of a configuration that the policy's own check accepts. Errors: a fidelity that this program
 /// does not have, a policy that does not tell its forwards, and what the fidelity itself refuses.
 Result<void> check_fidelity(const PolicyEntry& policy, const Config& config);
+
+/// The models that a policy with this configuration can have at that fidelity.
+std::vector<std::string> models_of(const PolicyEntry& policy, Config config,
+                                   std::string_view fidelity);
 
 /// Null where the slots hold labels alone. Requires a configuration that check_fidelity() accepts.
 std::unique_ptr<NumberedPools> numbered_pools(const PolicyEntry& policy, const Config& config,

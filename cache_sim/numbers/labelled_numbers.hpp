@@ -19,6 +19,8 @@ class LabelledNumbers final : public NumberedPools {
       : labels_(labels), numbers_(std::move(truth), slots.states, slots.kv_end, page, &labels) {}
 
   Findings drain(bool completes) override;
+  void tell_rows() override { numbers_.tell_rows(); }
+  std::vector<std::string> rows() override { return numbers_.rows(); }
 
   void forward(const ForwardRow& row) override { numbers_.forward(row), labels_.forward(row); }
   void launch(std::span<const StateSlot> padding) override {

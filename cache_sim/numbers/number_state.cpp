@@ -196,6 +196,7 @@ void NumberState::forward(const ForwardRow& row) {
 
 /// Keeps what the row says, and marks its slots.
 void NumberState::open(const ForwardRow& row, OpenRow& kept) {
+  kept.request = row.request;
   kept.text = row.tokens;
   kept.begin = row.begin, kept.end = row.end, kept.drafts = row.drafts;
   kept.padding = std::max(row.end, row.padded_to) - row.end;
@@ -333,6 +334,19 @@ void NumberState::leave_takes(const OpenRow& row) {
 
 // --- Comparison with the truth
 
+/// For a page: the row's last logits beside the right ones.
+std::string NumberState::sentence(const OpenRow& row, std::uint32_t tokens,
+                                  std::span<const double> own, std::span<const double> right) {
+  std::string said = fmt::format("{} after {}: ", row.request.text(), counted(tokens, "token"));
+  const double far = distance(own, right);
+  if (std::isinf(far)) return said + "logits are NaN";
+  said += fmt::format("output {} is the likeliest", likeliest_of(own));
+  if (same_bits(own, right)) return said + ", bit by bit as without a cache";
+  if (likeliest_of(own) != likeliest_of(right))
+    said += fmt::format(" and should be {}", likeliest_of(right));
+  return said + fmt::format("; logits are {} off", magnitude(far));
+}
+
 void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
   const std::size_t V = model_.vocabulary();
   const Truth::Node base = truth_->at(row.text, row.begin);
@@ -353,6 +367,8 @@ void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
     if (!samples) continue;
     const std::span<const double> own = logits.first(V), right = truth_->logits(after.back());
     logits = logits.subspan(V);
+    if (tells_rows_ && i + 1 == size)
+      told_rows_.push_back(sentence(row, truth_->size(after.back()), own, right));
     if (same_bits(own, right)) continue;
     if (!std::exchange(differs, true) || far == 0) {
       first = truth_->size(after.back());
@@ -360,7 +376,16 @@ void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
       likeliest = {likeliest_of(own), likeliest_of(right)};
     }
   }
-  if (!differs) return;
+  if (!differs) {
+    if (row.has_state && row.wrong_label)
+      findings_.push_back(
+          {FindingKind::number_agrees,
+           fmt::format("a row over tokens {} to {} of {} {}, and its numbers are "
+                       "those of a run without a cache",
+                       row.begin, row.end, row.text.text(60), row.wrong_label->text),
+           "other numbers", "the right ones"});
+    return;
+  }
   std::string moved = "logits are right, but not what they come from";
   if (far > 0) {
     moved = fmt::format("logits after {} are {} off", counted(first, "token"), magnitude(far));

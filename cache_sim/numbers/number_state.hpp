@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cache_sim/model/fidelity.hpp"
@@ -78,12 +79,15 @@ class NumberState final : public NumberedPools {
   void compare_state(StateSlot slot, const Tokens& tokens, std::uint32_t size);
 
   Findings drain(bool completes) override;
+  void tell_rows() override { tells_rows_ = true; }
+  std::vector<std::string> rows() override { return std::exchange(told_rows_, {}); }
   /// Tokens that were computed in rows.
   std::int64_t computed() const { return computed_; }
 
  private:
   /// A row that has been told and not run. Its vectors are kept from batch to batch.
   struct OpenRow {
+    Name request;
     Tokens text;
     std::uint32_t begin, end, drafts;
     std::vector<Token> tokens;
@@ -125,6 +129,8 @@ class NumberState final : public NumberedPools {
   void compare(const OpenRow& row, std::span<const double> logits);
   void compare_parts(StateSlot slot, StateParts parts, const Tokens& tokens, std::uint32_t size,
                      std::string_view use);
+  static std::string sentence(const OpenRow& row, std::uint32_t tokens, std::span<const double> own,
+                              std::span<const double> right);
   void report(const OpenRow& row, const std::string& moved, Truth::Node base);
   std::string first_difference(const OpenRow& row, Truth::Node base);
   std::optional<Finding> wrong_state_label(const ForwardRow& row) const;
@@ -148,6 +154,8 @@ class NumberState final : public NumberedPools {
   std::optional<Half> half_;
   std::vector<double> logits_;
   Findings findings_;
+  bool tells_rows_ = false;
+  std::vector<std::string> told_rows_;
   std::int64_t computed_ = 0;
 };
 

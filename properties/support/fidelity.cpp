@@ -28,6 +28,7 @@ std::shared_ptr<Truth> truth_of(bool has_states) {
 const Registration<FidelityEntry> kNumbersAlone{
     {.name = "numbers-alone",
      .sentence = "of the tests",
+     .models = nullptr,
      .check = [](const PolicyEntry&, const Config&) { return Result<void>(); },
      .make = [](const PolicyEntry& policy, const Config& config, LabelState&,
                 PolicyEntry::SlotCounts slots) -> std::unique_ptr<NumberedPools> {
@@ -77,14 +78,7 @@ std::vector<std::string> defects_with_numbers() {
 }
 
 std::vector<std::string> models_of(const std::string& policy) {
-  std::vector<std::string> names;
-  for (const std::string_view preset : reference::hybrid_presets()) {
-    Config config;
-    config.put(kFidelityField, "reference");
-    config.put(kModelField, preset);
-    if (check_fidelity(*Registry<PolicyEntry>::find(policy), config)) names.emplace_back(preset);
-  }
-  return names;
+  return cache_sim::models_of(*Registry<PolicyEntry>::find(policy), Config(), "reference");
 }
 
 std::string row_of_matrix(const std::string& defect) {

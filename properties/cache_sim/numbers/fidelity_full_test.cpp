@@ -35,6 +35,13 @@ INSTANTIATE_TEST_SUITE_P(Each, EveryPolicyWithNumbers,
                          testing::ValuesIn(testing_support::policies_with_numbers()),
                          [](const auto& info) { return test_name(info.param); });
 
+TEST(Fidelity, ofReferenceChangesNoFindingOfAnyFixture) {
+  const testing_support::ScratchFolder scratch;
+  const testing_support::ProgramRun run = testing_support::run_program(
+      {"report", "--fidelity", "reference", "--out", scratch.path("pages"), "-q"});
+  EXPECT_EQ(run.status, kExitPass) << run.out;
+}
+
 /// The rows of defects.txt: `number` where numbers alone find the defect, so a forward reads what
 /// it spoils; `-` where it loses or keeps memory, locks, an order or reuse, which the auditor or
 /// the oracle finds; `endless` where no auditor stops the damaged policy.

@@ -2,9 +2,12 @@
 // fidelity_full_test.cpp).
 #include "cache_sim/model/fidelity.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "properties/support/fidelity.hpp"
@@ -40,6 +43,48 @@ TEST(Fidelity, ofReferenceSaysByHowMuchAWrongLabelMovesAnOutput) {
   EXPECT_THAT(run.out, HasSubstr("stands for the empty prefix. Numbers: logits after 6 tokens"));
   EXPECT_THAT(run.out,
               HasSubstr(" token is the likeliest; unit 0: the recurrent part of state slot"));
+}
+
+// Every run line of the fixtures, under each model that its policies can have. Four texts of 9,000
+// to 58,300 tokens are left to fidelity_full_test.cpp.
+TEST(Fidelity, ofReferenceChangesNoFindingOfAFixture) {
+  namespace fs = std::filesystem;
+  const testing_support::ScratchFolder scratch;
+  const fs::path fixtures = fs::path(LOCKSTEP_SOURCE_DIR) / "fixtures";
+  for (const char* const folder : {"traces", "regressions"})
+    fs::copy(fixtures / folder, fs::path(scratch.path(folder)));
+  for (const char* const text :
+       {"a_large_pool_needs_wide_offsets", "a_prompt_of_whole_chunks_misses_its_own_state",
+        "any_chunk_reuses_the_whole_prompt", "chunk_ends_are_reused"})
+    EXPECT_TRUE(fs::remove(scratch.path(fmt::format("traces/{}.trace", text)))) << text;
+  const testing_support::ProgramRun run =
+      testing_support::run_program({"report", "--fidelity", "reference", "--fixtures",
+                                    scratch.path("."), "--out", scratch.path("pages"), "-q"});
+  EXPECT_EQ(run.status, kExitPass) << run.out;
+  const nlohmann::json report =
+      nlohmann::json::parse(testing_support::read_text(scratch.path("pages/report.json")));
+  EXPECT_EQ(report["summary"]["not_as_expected"], 0);
+  EXPECT_GE(report["summary"]["runs_with_numbers"], 1000);
+  const std::string page = testing_support::read_text(
+      scratch.path("pages/traces/every_forward_moves_both_parts_of_the_state.html"));
+  EXPECT_THAT(page, HasSubstr("bit by bit as without a cache"));
+  EXPECT_THAT(page, HasSubstr("; logits are 1e"));
+}
+
+// Shrinking looks at labels alone, and what it leaves says the numbers again.
+TEST(Fidelity, ofReferenceIsSaidByAShrunkTrace) {
+  RunOptions run = testing_support::run_with_defect("sglang-no-buffer:drops-initial-state");
+  ExploreOptions options;
+  options.run = run;
+  options.run.config.put(kFidelityField, "reference");
+  options.run.fixed.add(kFidelityField);
+  options.seed = 3;
+  options.traces = 300;
+  const Result<ExploreOutcome> outcome = explore(options);
+  ASSERT_TRUE(outcome.has_value());
+  ASSERT_EQ(outcome->discoveries.size(), 1u);
+  EXPECT_THAT(outcome->discoveries[0].finding.finding.text, HasSubstr(". Numbers: logits after"));
+  EXPECT_EQ(outcome->discoveries[0].trace.config.text(kFidelityField), "reference");
 }
 
 TEST(Fidelity, isRefusedWhereAPolicyOrAModelCannotHaveIt) {

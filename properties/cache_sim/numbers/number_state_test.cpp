@@ -1,12 +1,13 @@
 // Numbers in the slots of a cache: right use is never reported, each wrong one is, and the finding
 // names the unit, the part and the slot.
 #include "cache_sim/numbers/number_state.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <deque>
+
+#include "cache_sim/numbers/labelled_numbers.hpp"
 
 namespace lockstep {
 namespace {
@@ -272,6 +273,28 @@ TEST(Numbers, ofAPaddingRowDestroyTheSlotItRunsOver) {
   one.state.launch(somebody);
   one.run(text("a10"), 4, 5);
   EXPECT_THAT(one.found(), HasSubstr("unit 0: the recurrent part of state slot 1 differs"));
+}
+
+// A label that is wrong where the numbers are right is a fault of the harness itself.
+TEST(Numbers, thatAgreeUnderAWrongLabelAreReported) {
+  LabelState labels(8, 64);
+  cache_sim::LabelledNumbers both(labels, truth_of("tiny-nemotron-h"), {8, 64}, 1);
+  OneRequest one;
+  both.allocate_state(StateSlot{1});
+  both.zero_state(StateSlot{1});
+  both.allocate_kv(one.kv);
+  const Tokens tokens = text("a12");
+  both.forward(one.row(tokens, 0, 5));
+  both.launch({});
+  EXPECT_TRUE(both.drain(false).empty());
+  labels.zero_state(StateSlot{1});  // the label alone
+  both.forward(one.row(tokens, 5, 6));
+  both.launch({});
+  const Findings found = both.drain(false);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].kind, FindingKind::wrong_state_prefix);
+  EXPECT_EQ(found[1].kind, FindingKind::number_agrees);
+  EXPECT_THAT(found[1].text, HasSubstr("stands for the empty prefix, and its numbers are those"));
 }
 
 // Calls without a row use the KV of a run without a cache, as trees of a trace and transfers do.
