@@ -328,11 +328,15 @@ class Rows : public testing::TestWithParam<const char*> {
 
 TEST_P(Rows, canBeRun) {
   RowChecker::rows = RowChecker::verifications = RowChecker::launches = 0;
+  RowChecker::ring_steps = 0;
   const ExploreOutcome outcome = explored(GetParam(), 600);
   for (const Discovery& found : outcome.discoveries) ADD_FAILURE() << found.finding.finding.text;
   EXPECT_GT(RowChecker::rows, 2000);
   EXPECT_GT(RowChecker::verifications, 100);
   EXPECT_GT(RowChecker::launches, 500);
+  const bool has_rings =
+      Registry<PolicyEntry>::find(GetParam())->config_fields.contains("replay_ring");
+  EXPECT_EQ(RowChecker::ring_steps > 100, has_rings) << RowChecker::ring_steps;
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, Rows, testing::ValuesIn(kPolicies),
