@@ -63,6 +63,14 @@ class LabelledNumbers final : public NumberedPools {
     numbers_.replay_state(slot, part, tokens, begin, end);
     labels_.replay_state(slot, part, tokens, begin, end);
   }
+  void fold_ring(StateSlot slot, std::uint32_t live, const Tokens& tokens,
+                 std::uint32_t size) override {
+    numbers_.fold_ring(slot, live, tokens, size);
+    labels_.fold_ring(slot, live, tokens, size);
+  }
+  void rewind_conv(StateSlot slot) override {
+    numbers_.rewind_conv(slot), labels_.rewind_conv(slot);
+  }
   void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
                      std::uint32_t size) override {
     numbers_.receive_state(slot, part, tokens, size);

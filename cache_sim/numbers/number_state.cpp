@@ -155,6 +155,7 @@ bool NumberState::exists(const ForwardRow& row) const {
   if (row.state.exists()) for_layers(row.state.value, row.state_layers, check(state_slots_));
   for (const StateTake& take : row.takes)
     for_layers(take.target.value, row.state_layers, check(state_slots_));
+  if (row.ring) check(state_slots_)(row.ring->slot.value);
   return all;
 }
 
@@ -165,6 +166,7 @@ void NumberState::forward(const ForwardRow& row) {
   };
   require(fits(row.state_layers.size(), state_layers_) && fits(row.kv_layers.size(), kv_layers_),
           "a row has as many layers as the model");
+  require(!row.ring || row.state_layers.empty(), "a ring stands beside one slot");
   const auto list = [&](std::span<const KvRun> runs, std::vector<std::uint32_t>& slots) {
     slots.clear();
     for_slots(runs, 0, std::max(row.end, row.padded_to), [&](KvSlots some, std::uint32_t) {
@@ -184,6 +186,7 @@ void NumberState::forward(const ForwardRow& row) {
   bool shares = false;
   const auto share = [&](std::uint32_t slot) { shares = shares || is_open(slot); };
   if (row.state.exists()) for_layers(row.state.value, row.state_layers, share);
+  if (row.ring) share(row.ring->slot.value);
   for (const StateTake& take : row.takes) for_layers(take.target.value, row.state_layers, share);
   const auto share_kv = [&](std::uint32_t slot) { shares = shares || kv_open_[slot] == batch_; };
   for (const std::uint32_t slot : KvSlots(told_kv_).subspan(row.begin))
@@ -210,6 +213,7 @@ void NumberState::open(const ForwardRow& row, OpenRow& kept) {
   kept.writes_kv = row.writes_kv;
   kept.verifies = row.drafts > 0;
   kept.keeps = row.keeps;
+  kept.ring = kept.has_state ? row.ring : std::nullopt;
   kept.wrong_label = wrong_state_label(row);
   kept.takes.clear();
   const auto open_state = [&](std::uint32_t slot) {
@@ -217,6 +221,7 @@ void NumberState::open(const ForwardRow& row, OpenRow& kept) {
     open_states_.push_back(slot);
   };
   if (kept.has_state) for_layers(kept.state, kept.state_layers, open_state);
+  if (row.ring && row.ring->slot != row.state) open_state(row.ring->slot.value);
   for (const StateTake& take : row.takes) {
     for_layers(take.target.value, kept.state_layers, open_state);
     kept.takes.push_back({take.after, take.target.value, take.parts.recurrent, take.parts.conv});
@@ -265,14 +270,55 @@ void NumberState::run() {
     const std::size_t own = rows[i].sampled() * model_.vocabulary();
     compare(row, logits.first(own));
     logits = logits.subspan(own);
+    if (row.ring) leave_ring(row);
     if (!row.verifies || !row.has_state) continue;
     leave_takes(row);
     for_layers(row.state, row.state_layers, [&](std::uint32_t slot) { left_[slot] = row.after; });
   }
 }
 
+/// A place of a ring; a new one holds poison.
+std::span<double> NumberState::ring_entry(StateSlot slot, std::uint32_t at) {
+  const std::size_t conv = model_.state_size() - model_.recurrent_size();
+  const std::size_t size = model_.state_input_size() + conv;
+  std::vector<double>& ring = rings_[state_index(slot)];
+  if (ring.size() < (at + std::size_t{1}) * size)
+    ring.resize((at + std::size_t{1}) * size, poison_of(slot.value));
+  return std::span(ring).subspan(at * size, size);
+}
+
+/// Moves the recurrent part of a state over the first `live` entries.
+void NumberState::scan_ring(StateSlot ring, std::uint32_t live, std::span<double> state) {
+  std::vector<double> moved(state.begin(), state.end());
+  const std::size_t inputs = model_.state_input_size();
+  for (std::uint32_t at = 0; at < live; ++at) {
+    const std::span<const double> entry = ring_entry(ring, at);
+    std::ranges::copy(entry.subspan(inputs), part_of(moved, StatePart::conv).begin());
+    model_.replay(entry.first(inputs), moved);
+  }
+  std::ranges::copy(part_of(moved, StatePart::recurrent),
+                    part_of(state, StatePart::recurrent).begin());
+}
+
+/// After a step with a ring: the slot has what was written there, and the ring the step's entry.
+void NumberState::leave_ring(const OpenRow& row) {
+  if (!row.ring->writes_state)
+    std::ranges::copy(row.written, part_of(state_at(row.state), StatePart::recurrent).begin());
+  if (row.ring->entry)
+    std::ranges::copy(row.entry, ring_entry(row.ring->slot, *row.ring->entry).begin());
+}
+
 /// The row as the model is told it; keeps the state from which it starts.
 HybridRow NumberState::told(OpenRow& row) {
+  if (row.ring) {
+    const std::span<double> state = state_at(row.state);
+    row.written.assign(state.begin(), state.begin() + model_.recurrent_size());
+    scan_ring(row.ring->slot, row.ring->live, state);
+    row.keeps.recurrent = true;
+    row.entry.resize(ring_entry(row.ring->slot, 0).size());
+    std::ranges::copy(part_of(state, StatePart::conv),
+                      row.entry.begin() + model_.state_input_size());
+  }
   HybridRow told{.tokens = row.tokens,
                  .begin = row.begin,
                  .kv = row.kv,
@@ -288,6 +334,7 @@ HybridRow NumberState::told(OpenRow& row) {
   for (const HybridPart& part : model_.parts())
     if (std::string_view(part.name) != "KV")
       std::ranges::copy(held_state(row, part, row.state), row.before.begin() + part.first);
+  if (row.ring) told.state_inputs = row.entry.data();
   if (!row.verifies) return told;
   row.after.resize(std::max<std::size_t>(1, row.tokens.size() * model_.state_size()));
   told.takes = {};
@@ -421,12 +468,19 @@ std::optional<Finding> NumberState::wrong_state_label(const ForwardRow& row) con
   const Label right = label_of(row.tokens, row.begin);
   for_layers(row.state.value, row.state_layers, [&](std::uint32_t slot) {
     for (const StatePart part : kStateParts)
-      if (!found && labels_->label(StateSlot{slot}, part) != right)
+      if (!found && !(row.ring && part == StatePart::recurrent) &&
+          labels_->label(StateSlot{slot}, part) != right)
         found = Finding{FindingKind::wrong_state_prefix,
                         fmt::format("starts from state slot {}, whose {} part stands for {}", slot,
                                     to_string(part), labels_->label(StateSlot{slot}, part).text()),
                         right.text(), labels_->label(StateSlot{slot}, part).text()};
   });
+  if (found || !row.ring) return found;
+  if (const auto wrong =
+          labels_->wrong_ring(row.state, row.ring->slot, row.ring->live, row.tokens, row.begin))
+    found = Finding{FindingKind::wrong_state_prefix,
+                    fmt::format("reads {}, which stands for {}", wrong->what, wrong->actual),
+                    wrong->expected, wrong->actual};
   return found;
 }
 
@@ -554,6 +608,7 @@ void NumberState::advance_state(StateSlot slot, StatePart part, const Tokens& to
 void NumberState::free_state(StateSlot slot) {
   poison(named(slot), slot.value);
   left_.erase(state_index(slot));
+  rings_.erase(state_index(slot));
 }
 
 void NumberState::verify_state(StateSlot slot, StatePart, const VerifiedRow& row) {
@@ -573,6 +628,18 @@ void NumberState::commit_state(StateSlot verified, std::uint32_t at, StateSlot t
   if (left == left_.end() || (at + std::size_t{1}) * size > left->second.size()) return;
   const std::span<double> from = std::span(left->second).subspan(at * size, size);
   std::ranges::copy(part_of(from, part), part_of(to, part).begin());
+}
+
+void NumberState::fold_ring(StateSlot slot, std::uint32_t live, const Tokens& tokens,
+                            std::uint32_t size) {
+  scan_ring(slot, live, named(slot));
+  compare_parts(slot, {.conv = false}, tokens, size, "is folded with its ring after");
+}
+
+void NumberState::rewind_conv(StateSlot slot) {
+  const std::span<double> state = named(slot);
+  std::ranges::copy(ring_entry(slot, 0).subspan(model_.state_input_size()),
+                    part_of(state, StatePart::conv).begin());
 }
 
 void NumberState::receive_state(StateSlot slot, StatePart part, const Tokens& tokens,

@@ -13,6 +13,8 @@ void configure(SwarmDraw& part) {
   fields.optional("strip_thinking", draw.chance(1, 6) ? 1 : 0);
   fields.optional("skip_decode_lock", draw.chance(1, 6) ? 1 : 0);
   fields.optional("path_cap", draw.chance(1, 6) ? draw.between(0, 3) : -1);
+  Draw ring = part.draw.stream("sglang ring");
+  fields.optional("replay_ring", ring.chance(1, 3) ? ring.between(1, 8) : 0);
 }
 
 /// Draws SGLang's scheduler and the field room= that it asks with; neither for a child, which need

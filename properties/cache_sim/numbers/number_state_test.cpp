@@ -117,6 +117,51 @@ TEST(Numbers, ofAVerifiedTreeFollowTheirPaths) {
   EXPECT_EQ(one.found(), "");
 }
 
+// A state and its ring together have the bits of a scan, however the ring is cut by flushes.
+TEST(Numbers, ofARingAreThoseOfAScan) {
+  for (const std::string_view preset : reference::hybrid_presets()) {
+    OneRequest one(preset);
+    const Tokens tokens = text("a7+b9");
+    one.run(tokens, 0, 7);
+    std::uint32_t live = 0;
+    const auto step = [&](std::uint32_t begin, bool flushes) {
+      ForwardRow row = one.row(tokens, begin, begin + 1);
+      row.keeps.recurrent = false;
+      row.ring = RingStep{.slot = StateSlot{1}, .live = live, .writes_state = flushes};
+      if (!flushes) row.ring->entry = live;
+      live = flushes ? 0 : live + 1;
+      one.state.forward(row);
+      one.state.launch({});
+    };
+    for (std::uint32_t begin = 7; begin < 13; ++begin) step(begin, begin == 8);
+    EXPECT_EQ(live, 4u);
+    one.state.rewind_conv(StateSlot{1});
+    one.state.compare_state(StateSlot{1}, tokens, 9);
+    EXPECT_EQ(one.found(), "") << preset << ": the slot is left where it was flushed";
+    one.state.fold_ring(StateSlot{1}, 2, tokens, 11);
+    EXPECT_EQ(one.found(), "") << preset;
+  }
+}
+
+TEST(Numbers, ofAWrongRingAreReported) {
+  const auto found = [](std::uint32_t live, std::uint32_t entries) {
+    OneRequest one("tiny-qwen3-next");
+    const Tokens tokens = text("a7+b9");
+    one.run(tokens, 0, 7);
+    for (std::uint32_t i = 0; i <= entries; ++i) {
+      ForwardRow row = one.row(tokens, 7 + i, 8 + i);
+      row.keeps.recurrent = false;
+      row.ring = RingStep{.slot = StateSlot{1}, .live = i == entries ? live : i, .entry = i};
+      one.state.forward(row);
+      one.state.launch({});
+    }
+    return one.found();
+  };
+  EXPECT_EQ(found(3, 3), "");
+  EXPECT_THAT(found(2, 3), HasSubstr("unit 0: the recurrent part of state slot 1 differs"));
+  EXPECT_THAT(found(4, 3), HasSubstr("which holds what state slot 1 had before anybody wrote it"));
+}
+
 TEST(Numbers, ofAStateTakenOnTheWayAreRight) {
   OneRequest one;
   const std::vector<StateTake> takes{{3, StateSlot{2}, {.conv = false}}, {5, StateSlot{3}}};

@@ -57,6 +57,8 @@ struct HybridRow {
   std::span<const std::uint32_t> state_layers{}, kv_layers{};
   bool keeps_recurrent = true, keeps_conv = true;  ///< false: that part of the slot stays as it was
   std::span<const HybridTake> takes{};  ///< in the order of their tokens; no verification
+  /// [tokens, state_input_size()], or null: what each unit with a state is given, for replay().
+  double* state_inputs = nullptr;
 
   /// [tokens, state_size()]: a verification. The state after each of the row's tokens goes there,
   /// and the slot stays as it was.
@@ -91,9 +93,10 @@ class HybridModel {
 
   const HybridConfig& config() const;
   const HybridWeights& weights() const;
-  std::size_t kv_size() const;         ///< doubles of a token's KV
-  std::size_t recurrent_size() const;  ///< doubles of a state's recurrent parts, which come first
-  std::size_t state_size() const;      ///< doubles of a state
+  std::size_t kv_size() const;           ///< doubles of a token's KV
+  std::size_t recurrent_size() const;    ///< doubles of a state's recurrent parts, which come first
+  std::size_t state_size() const;        ///< doubles of a state
+  std::size_t state_input_size() const;  ///< doubles of a token for all units with a state
   std::size_t vocabulary() const { return static_cast<std::size_t>(config().vocabulary); }
   /// The parts of a slot of states and of a slot of KV, in the order of the units.
   const std::vector<HybridPart>& parts() const;
@@ -104,6 +107,10 @@ class HybridModel {
   /// threads at once.
   void forward(std::span<const HybridRow> rows, const SlotPool& kv, const SlotPool& states,
                std::span<double> logits) const;
+
+  /// Runs the units that have a state over one more token of a text that has begun, from what a row
+  /// has left of it in `state_inputs`. `state` is moved on, by the bits of that row.
+  void replay(std::span<const double> inputs, std::span<double> state) const;
 
  private:
   struct Inside;

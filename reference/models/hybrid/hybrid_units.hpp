@@ -50,6 +50,9 @@ class Unit {
   /// part begin at these doubles of a slot.
   virtual void add(const Inputs& x, const Batch& batch, TensorView<double, 2> sum) const = 0;
 
+  /// Moves the unit's parts of a state over one token, [1, hidden].
+  virtual void replay(const Inputs& /*x*/, std::span<double> /*state*/) const {}
+
   std::size_t kv_first = 0, recurrent_first = 0, conv_first = 0;
   std::size_t layer = 0;  ///< the unit's place among those with KV, or among those with a state
 
