@@ -183,6 +183,14 @@ void NumberState::forward(const ForwardRow& row) {
          "slots of the pools", "another number, or none"});
     return;
   }
+  if (!row.parents.empty() && row.known() <= row.begin) {
+    findings_.push_back(
+        {FindingKind::out_of_range,
+         fmt::format("a tree of drafts behind {} of {} grows from no token of its row",
+                     counted(row.begin, "token"), row.tokens.text(60)),
+         "the last known token in the row", "a row of drafts alone"});
+    return;
+  }
   bool shares = false;
   const auto share = [&](std::uint32_t slot) { shares = shares || is_open(slot); };
   if (row.state.exists()) for_layers(row.state.value, row.state_layers, share);

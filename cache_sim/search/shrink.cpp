@@ -184,8 +184,8 @@ class Shrinker {
     finding_ = *played.finding;
   }
 
-  /// Where a label is wrong, its numbers explain it and decide nothing: smaller traces are sought
-  /// with labels alone, which run several times as fast.
+  /// Numbers explain a wrong label and decide nothing: smaller traces are sought with labels alone,
+  /// which run several times as fast.
   bool leave_numbers() {
     Candidate labels = best_;
     for (const std::string_view field : {kFidelityField, kModelField})

@@ -162,6 +162,19 @@ TEST(Numbers, ofAWrongRingAreReported) {
   EXPECT_THAT(found(4, 3), HasSubstr("which holds what state slot 1 had before anybody wrote it"));
 }
 
+TEST(Numbers, ofATreeWithoutItsRootAreRefused) {
+  OneRequest one("tiny-qwen3-next");
+  one.run(text("a6"), 0, 6);
+  const std::vector<std::int64_t> parents{0, 0};
+  const Tokens drafted = text("a7+[1]");
+  ForwardRow tree = one.row(drafted, 6, 8);
+  tree.drafts = 2;
+  tree.parents = parents;
+  one.state.forward(tree);
+  one.state.launch({});
+  EXPECT_THAT(one.found(), HasSubstr("out-of-range: a tree of drafts behind 6 tokens"));
+}
+
 TEST(Numbers, ofAStateTakenOnTheWayAreRight) {
   OneRequest one;
   const std::vector<StateTake> takes{{3, StateSlot{2}, {.conv = false}}, {5, StateSlot{3}}};
