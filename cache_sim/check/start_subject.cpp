@@ -147,6 +147,8 @@ Started start_policy(const std::string& name, const RunOptions& options) {
       subject.layers = seat->numbers.get();
       if (options.keep_events) seat->numbers->tell_rows();
     }
+    seat->blocks = numbered_blocks(*entry, options.config);
+    subject.blocks = seat->blocks.get();
   }
   seat->subject = entry->make(subject);
   if (options.check == CheckLevel::all)

@@ -38,6 +38,9 @@ Result<void> check_fidelity(const PolicyEntry& policy, const Config& config) {
     return fail(fmt::format(
         "field fidelity: policy {} does not tell its forwards, so its slots hold labels alone",
         policy.name));
+  if (policy.groups != nullptr && fidelity->make_blocks == nullptr)
+    return fail(fmt::format("field fidelity: {} has no memory of blocks, which policy {} needs",
+                            name, policy.name));
   return fidelity->check(policy, config);
 }
 
@@ -57,7 +60,28 @@ std::vector<std::string> models_of(const PolicyEntry& policy, Config config,
 std::unique_ptr<NumberedPools> numbered_pools(const PolicyEntry& policy, const Config& config,
                                               LabelState& labels, PolicyEntry::SlotCounts slots) {
   const FidelityEntry& fidelity = *Registry<FidelityEntry>::find(config.text(kFidelityField));
-  return fidelity.make == nullptr ? nullptr : fidelity.make(policy, config, labels, slots);
+  if (fidelity.make == nullptr || policy.groups != nullptr) return nullptr;
+  return fidelity.make(policy, config, labels, slots);
+}
+
+std::unique_ptr<NumberedBlocks> numbered_blocks(const PolicyEntry& policy, const Config& config) {
+  const FidelityEntry& fidelity = *Registry<FidelityEntry>::find(config.text(kFidelityField));
+  if (fidelity.make_blocks == nullptr || policy.groups == nullptr) return nullptr;
+  return fidelity.make_blocks(policy, config);
+}
+
+Findings told_together(Findings labels, const Findings& numbers) {
+  if (labels.empty()) return numbers;
+  if (numbers.empty() || labels.front().text.find(kNumbersSay) != std::string::npos) return labels;
+  if (numbers.front().kind == FindingKind::number_agrees) {
+    labels.push_back(numbers.front());
+    return labels;
+  }
+  const std::string& said = numbers.front().text;
+  const std::size_t own = said.find(kNumbersSay);  // a finding of a label that a row has read
+  labels.front().text +=
+      own == std::string::npos ? std::string(kNumbersSay) + said : said.substr(own);
+  return labels;
 }
 
 }  // namespace lockstep::cache_sim

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cache_sim/model/block_memory.hpp"
 #include "cache_sim/model/label_state.hpp"
 #include "reference/base/finding.hpp"
 #include "reference/base/result.hpp"
@@ -37,6 +38,24 @@ class NumberedPools : public LayerState {
   virtual Findings drain(bool completes) = 0;
 };
 
+/// The same of a policy whose memory is blocks.
+class NumberedBlocks : public BlockMemory {
+ public:
+  /// Whether the policy keeps labels beside the numbers, so that a finding says both.
+  virtual bool is_beside_labels() const { return true; }
+  /// A sentence about the numbers that a block holds for the last tokens of a prefix, as it would
+  /// be handed out to that group.
+  virtual std::string said_of(BlockId block, std::uint32_t group, const Tokens& prefix) = 0;
+  virtual Findings drain() = 0;
+};
+
+/// Between what a label says and what numbers say.
+inline constexpr std::string_view kNumbersSay = ". Numbers: ";
+
+/// The findings of labels and numbers about the same calls: a number that is wrong under a wrong
+/// label is told with the label's finding.
+Findings told_together(Findings labels, const Findings& numbers);
+
 struct FidelityEntry {
   std::string_view name;
   std::string_view sentence;
@@ -46,6 +65,8 @@ struct FidelityEntry {
   /// Null: the slots hold labels alone.
   std::unique_ptr<NumberedPools> (*make)(const PolicyEntry&, const Config&, LabelState& labels,
                                          PolicyEntry::SlotCounts) = nullptr;
+  /// The same for a policy whose memory is blocks.
+  std::unique_ptr<NumberedBlocks> (*make_blocks)(const PolicyEntry&, const Config&) = nullptr;
 };
 
 /// Of a configuration that the policy's own check accepts. Errors: a fidelity that this program
@@ -56,8 +77,10 @@ Result<void> check_fidelity(const PolicyEntry& policy, const Config& config);
 std::vector<std::string> models_of(const PolicyEntry& policy, Config config,
                                    std::string_view fidelity);
 
-/// Null where the slots hold labels alone. Requires a configuration that check_fidelity() accepts.
+/// Null where the slots or blocks hold labels alone. Require a configuration that check_fidelity()
+/// accepts.
 std::unique_ptr<NumberedPools> numbered_pools(const PolicyEntry& policy, const Config& config,
                                               LabelState& labels, PolicyEntry::SlotCounts slots);
+std::unique_ptr<NumberedBlocks> numbered_blocks(const PolicyEntry& policy, const Config& config);
 
 }  // namespace lockstep::cache_sim

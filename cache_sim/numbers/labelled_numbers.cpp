@@ -7,6 +7,8 @@
 #include <map>
 #include <string>
 
+#include "cache_sim/numbers/number_blocks.hpp"
+#include "cache_sim/numbers/placed_model.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/registry.hpp"
 #include "reference/protocol/near_word.hpp"
@@ -20,6 +22,9 @@ using reference::HybridModel;
 std::string model_name(const PolicyEntry& policy, const Config& config) {
   std::string named = config.text(kModelField);
   if (!named.empty()) return named;
+  if (policy.groups != nullptr)
+    if (const Result<BlockGroups> pool = policy.groups(config))
+      return std::string(preset_for(*pool));
   return policy.has_states ? "tiny-nemotron-h" : "tiny-qwen3";
 }
 
@@ -45,6 +50,10 @@ Result<void> check(const PolicyEntry& policy, const Config& config) {
     return fail(fmt::format("field model: there is no model `{}`{}; there are {}", name,
                             but_near(name, reference::hybrid_presets()),
                             fmt::join(reference::hybrid_presets(), ", ")));
+  if (policy.groups != nullptr)
+    return policy.groups(config).and_then([&](const BlockGroups& pool) -> Result<void> {
+      return placed_model(*model, pool).map([](const PlacedModel&) {});
+    });
   const PolicyEntry::LayerCounts layers = layers_of(*model);
   if (layers.states > 0 && !policy.has_states)
     return fail(fmt::format("field model: {} has recurrent states, and policy {} keeps none", name,
@@ -58,23 +67,29 @@ Result<void> check(const PolicyEntry& policy, const Config& config) {
   return {};
 }
 
-/// The truth of a model. The runs of a search share it: it remembers prefixes, and no run changes
-/// what they are.
-std::shared_ptr<Truth> truth_of(const std::string& model) {
+/// The truth of the model with that name. The runs of a search share it: it remembers prefixes, and
+/// no run changes what they are. Each takes up to some 100 MB, so few are kept.
+std::shared_ptr<Truth> truth_of(const std::string& name, const HybridConfig& config) {
+  constexpr std::size_t kMostKept = 4;
   thread_local std::map<std::string, std::shared_ptr<Truth>> known;
-  std::shared_ptr<Truth>& truth = known[model];
-  if (truth == nullptr) {
-    const HybridConfig config = *reference::hybrid_preset(model);
-    truth = std::make_shared<Truth>(
-        std::make_shared<const HybridModel>(config, reference::drawn_hybrid(config)));
-  }
-  return truth;
+  if (const auto found = known.find(name); found != known.end()) return found->second;
+  if (known.size() == kMostKept) known.clear();
+  return known[name] = std::make_shared<Truth>(
+             std::make_shared<const HybridModel>(config, reference::drawn_hybrid(config)));
 }
 
 std::unique_ptr<NumberedPools> make(const PolicyEntry& policy, const Config& config,
                                     LabelState& labels, PolicyEntry::SlotCounts slots) {
-  return std::make_unique<LabelledNumbers>(labels, truth_of(model_name(policy, config)), slots,
-                                           config.page);
+  const std::string name = model_name(policy, config);
+  return std::make_unique<LabelledNumbers>(labels, truth_of(name, *reference::hybrid_preset(name)),
+                                           slots, config.page);
+}
+
+std::unique_ptr<NumberedBlocks> make_blocks(const PolicyEntry& policy, const Config& config) {
+  const BlockGroups pool = *policy.groups(config);
+  const PlacedModel placed =
+      *placed_model(*reference::hybrid_preset(model_name(policy, config)), pool);
+  return std::make_unique<NumberBlocks>(truth_of(placed.key, placed.config), placed, pool);
 }
 
 const Registration<FidelityEntry> kReference{
@@ -83,24 +98,15 @@ const Registration<FidelityEntry> kReference{
                  "bit by bit with those of a run without a cache",
      .models = reference::hybrid_presets,
      .check = check,
-     .make = make}};
+     .make = make,
+     .make_blocks = make_blocks}};
 
 }  // namespace
 
 Findings LabelledNumbers::drain(bool completes) {
   Findings labels = labels_.drain();
-  Findings numbers = numbers_.drain(completes || !labels.empty());
-  if (labels.empty()) return numbers;
-  if (numbers.empty()) return labels;
-  if (numbers.front().kind == FindingKind::number_agrees) {
-    labels.push_back(numbers.front());
-    return labels;
-  }
-  const std::string& said = numbers.front().text;
-  const std::size_t own = said.find(kNumbersSay);  // a finding of a label that a row has read
-  labels.front().text +=
-      own == std::string::npos ? std::string(kNumbersSay) + said : said.substr(own);
-  return labels;
+  const Findings numbers = numbers_.drain(completes || !labels.empty());
+  return told_together(std::move(labels), numbers);
 }
 
 }  // namespace lockstep::cache_sim

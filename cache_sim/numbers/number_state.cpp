@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <utility>
 
+#include "cache_sim/numbers/compared.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/require.hpp"
 
@@ -17,57 +15,6 @@ namespace lockstep::cache_sim {
 using reference::HybridModel;
 using reference::HybridPart;
 using reference::HybridRow;
-
-namespace {
-
-constexpr std::uint64_t kQuietNan = 0x7FF8000000000000u;
-
-/// A quiet NaN that carries a slot's number.
-double poison_of(std::uint32_t slot) {
-  return std::bit_cast<double>(kQuietNan | slot);
-}
-
-void poison(std::span<double> slot, std::uint32_t number) {
-  std::ranges::fill(slot, poison_of(number));
-}
-
-bool same_bits(std::span<const double> a, std::span<const double> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
-
-/// The largest difference relative to the largest expected number; infinite where one is NaN.
-double distance(std::span<const double> actual, std::span<const double> expected) {
-  double far = 0, largest = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (std::isnan(actual[i])) return std::numeric_limits<double>::infinity();
-    far = std::max(far, std::abs(actual[i] - expected[i]));
-    largest = std::max(largest, std::abs(expected[i]));
-  }
-  return largest > 0 ? far / largest : far;
-}
-
-/// The first of the largest logits.
-std::ptrdiff_t likeliest_of(std::span<const double> logits) {
-  return std::ranges::max_element(logits) - logits.begin();
-}
-
-/// The order of magnitude alone: last digits depend on the machine.
-std::string magnitude(double x) {
-  if (std::isinf(x)) return "NaN";
-  return x > 0 ? fmt::format("1e{:+03d}", static_cast<int>(std::floor(std::log10(x)))) : "0";
-}
-
-/// Says where a wrong number comes from, if it is poison.
-std::string origin(std::span<const double> numbers, std::string_view kind) {
-  for (const double x : numbers)
-    if (std::isnan(x) &&
-        (std::bit_cast<std::uint64_t>(x) & ~std::uint64_t{0xFFFFFFFF}) == kQuietNan)
-      return fmt::format(", which holds what {} slot {} had before anybody wrote it", kind,
-                         static_cast<std::uint32_t>(std::bit_cast<std::uint64_t>(x)));
-  return "";
-}
-
-}  // namespace
 
 NumberState::NumberState(std::shared_ptr<Truth> truth, std::int64_t states, std::int64_t kv_end,
                          std::int64_t page, const LabelState* labels)
@@ -524,14 +471,14 @@ std::string NumberState::first_difference(const OpenRow& row, Truth::Node base) 
     if (std::string_view(part.name) != "KV") {
       if (row.has_state && !same_bits(cut(row.before), cut(truth_->state(last))))
         return fmt::format("unit {}: the {} part of state slot {} differs{}", part.unit, part.name,
-                           row.state, origin(cut(row.before), "state"));
+                           row.state, origin(cut(row.before), "state slot"));
       continue;
     }
     for (std::uint32_t place = 0; place < row.begin; ++place) {
       const std::span<const double> held = held_kv(row, part, row.kv[place]);
       if (!same_bits(held, cut(truth_->kv(path[place]))))
         return fmt::format("unit {}: KV slot {} of token {} differs{}", part.unit, row.kv[place],
-                           place, origin(held, "KV"));
+                           place, origin(held, "KV slot"));
     }
   }
   return "all that it read is right";
@@ -555,7 +502,7 @@ void NumberState::compare_parts(StateSlot slot, StateParts parts, const Tokens& 
     findings_.push_back({FindingKind::number_differs,
                          fmt::format("state slot {} {} {} of {}; unit {}: its {} part differs{}",
                                      slot.value, use, counted(size, "token"), tokens.text(60),
-                                     part.unit, name, origin(own, "state")),
+                                     part.unit, name, origin(own, "state slot")),
                          "the bits of a run without a cache",
                          magnitude(distance(own, wanted)) + " off"});
     return;

@@ -25,9 +25,6 @@
 
 namespace lockstep::cache_sim {
 
-/// Between what a label says and what numbers say.
-inline constexpr std::string_view kNumbersSay = ". Numbers: ";
-
 class NumberState final : public NumberedPools {
  public:
   /// The state slots are 1 … states, the KV slots 0 … kv_end - 1; those below `page` are page 0.

@@ -44,7 +44,8 @@ TEST(Fidelity, ofReferenceChangesNoFindingOfAnyFixture) {
 
 /// The rows of defects.txt: `number` where numbers alone find the defect, so a forward reads what
 /// it spoils; `-` where it loses or keeps memory, locks, an order or reuse, which the auditor or
-/// the oracle finds; `endless` where no auditor stops the damaged policy.
+/// the oracle finds, where the damaged policy stops itself first, or where so few traces do not
+/// read what it spoils; `endless` where no auditor stops the damaged policy.
 std::map<std::string, std::string> rows_of_defects() {
   std::map<std::string, std::string> rows;
   std::istringstream text(testing_support::read_text(std::filesystem::path(LOCKSTEP_SOURCE_DIR) /

@@ -15,7 +15,7 @@ struct HybridModel::Inside {
   std::vector<Array<double, 1>> norms{};  ///< by unit, then the last one
   TensorView<const double, 2> head{};     // [vocabulary, hidden]
   std::size_t kv_size = 0, recurrent_size = 0, state_size = 0;
-  std::size_t state_layers = 0;  ///< units that have a state
+  std::size_t kv_layers = 0, state_layers = 0;  ///< units that have KV, or a state
   std::vector<HybridPart> parts{};
   std::vector<HybridPart> state_parts{};
 
@@ -111,13 +111,15 @@ HybridModel::HybridModel(HybridConfig config, HybridWeights weights) {
     inside->recurrent_size += inside->units.back()->recurrent_size();
   }
   inside->norms.push_back(norm_factors(c, inside->weights, c.last_norm));
-  std::size_t recurrent = 0, conv = inside->recurrent_size, kv_layers = 0, state_layers = 0;
+  std::size_t recurrent = 0, conv = inside->recurrent_size, state_layers = 0;
   for (std::size_t i = 0; i < inside->units.size(); ++i) {
     Unit& unit = *inside->units[i];
     unit.kv_first = inside->kv_size;
     unit.recurrent_first = recurrent;
     unit.conv_first = conv;
-    unit.layer = unit.kv_size() > 0 ? kv_layers++ : unit.conv_size() > 0 ? state_layers++ : 0;
+    unit.layer = unit.kv_size() > 0     ? inside->kv_layers++
+                 : unit.conv_size() > 0 ? state_layers++
+                                        : 0;
     inside->kv_size += unit.kv_size();
     recurrent += unit.recurrent_size();
     conv += unit.conv_size();
@@ -180,6 +182,8 @@ void HybridModel::forward(std::span<const HybridRow> rows, const SlotPool& kv,
   std::int64_t T = 0;
   std::size_t sampled = 0;
   for (const HybridRow& row : rows) {
+    require(row.kv_places.empty() || row.kv_places.size() == model.kv_layers * row.kv.size(),
+            "a row names all places of its KV");
     batch.rows.push_back(packed(row, T, batch.positions));
     T = batch.rows.back().range.end;
     sampled += row.sampled();

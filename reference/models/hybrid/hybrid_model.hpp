@@ -49,6 +49,9 @@ struct HybridRow {
   /// KV slots by place: the row reads places [0, begin) and writes those of its tokens. Draft k of
   /// a tree (from 1) is token `tokens.size() - drafts + k - 1` of the row.
   std::span<const std::uint32_t> kv;
+  /// [units with KV, kv.size()]: the address of the unit's KV at each place, for memories that are
+  /// no pool of slots. Then place i has number i in `kv`.
+  std::span<double* const> kv_places{};
   bool writes_kv = true;     ///< false: the slots of its own tokens keep what they hold
   std::int64_t padding = 0;  ///< the last tokens: nothing of them is kept but their KV
   std::uint32_t state = 0;   ///< slot; of no use where no unit has a state

@@ -59,6 +59,7 @@ class Unit {
  protected:
   /// The unit's KV in a slot that the row names.
   double* kv_at(const Batch& batch, const PackedRow& row, std::uint32_t slot) const {
+    if (!row.row->kv_places.empty()) return row.row->kv_places[layer * row.row->kv.size() + slot];
     return batch.kv.at(slot + PackedRow::distance(row.row->kv_layers, layer)) + kv_first;
   }
   /// `width` doubles from `first` on of the unit's KV in these slots, a row a slot.
