@@ -318,8 +318,8 @@ def _write_traces(folder: pathlib.Path, findings: list[dict[str, Any]]) -> None:
             continue
         one["file"] = f"findings/{one['key']}.{'json' if one['server'] else 'trace'}"
         folder.mkdir(exist_ok=True)
-        write_whole(folder.parent / one["file"], one["trace"])
+        (folder.parent / one["file"]).write_text(one["trace"], encoding="utf-8")  # the next merge writes it again
         names.add(folder.parent / one["file"])
     for file in folder.glob("*"):
-        if file not in names and not file.name.endswith(".part"):
+        if file not in names:
             file.unlink(missing_ok=True)  # of an earlier merge, before the finding was shrunk

@@ -24,6 +24,7 @@ _STYLE = """
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(420px, 1fr)); gap: 24px; }
 svg text { fill: var(--ink); font: 11px sans-serif; }
 """
+BARS = 24
 _COLOURS = ("--blue", "--good", "--bad", "--wrong", "--orange", "--grey", "--dim")
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 
@@ -180,6 +181,10 @@ def _drawn(report: dict[str, Any]) -> str:
 
 
 def _histogram(values: list[dict[str, Any]]) -> str:
+    if len(values) > BARS:  # a text with many forms
+        often = sorted(values, key=lambda one: (-one["traces"], one["value"]))
+        rest = often[BARS - 1:]
+        values = [*often[:BARS - 1], {"value": f"{len(rest)} others", "traces": sum(one["traces"] for one in rest)}]
     most = max(one["traces"] for one in values)
     rows = []
     for at, one in enumerate(values):

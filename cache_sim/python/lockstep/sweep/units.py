@@ -17,7 +17,7 @@ from lockstep.sweep.plan import FILES_A_UNIT, Plan, cell_of, corpus_files
 from lockstep.sweep.publish import digest_of
 
 FINDINGS_A_UNIT = 10
-CORPUS_A_UNIT = 64
+CORPUS_A_UNIT = 32
 DEFECT_TIMEOUT = "60s"
 SHRINK_SECONDS = "1000000"  # of a server's finding: the number of lives ends its shrinking, not a clock
 DIED, SILENT = 11, 12  # statuses of a search that a trace has ended: it leaves no data
