@@ -40,22 +40,22 @@ def main():
     trace = "# Found by trace 7 of seed 9; 40 lines before it was shrunk.\nconfig kv_tokens=64 state_slots=8\n" + "".join(
         f"admit id=r{at} tokens=a{at + 3}+b{at}:7\nextend id=r{at} n={at + 2}\nfinish id=r{at}\n" for at in range(12))
     draw = random.Random(1)
+    texts = [publish.text_of({"subject": "radix", "kind": "reply-differs", "text": f"the answer number {key} differs", "expected": "cached=3",
+                              "operation": "admit id=r1", "tests_to_detect": draw.randrange(1, 20000), "lines": draw.randrange(5, 40),
+                              "trace": f"{trace}check {key}\n", "words": ["--subject", "radix"], "key": f"{key:016x}", "count": 1}).strip()
+             for key in range(KEYS)]
+    heads = [publish.text_of({"plan": made.digest, "build": made.data["build"], "index": -1,
+                              "units": [{**one, "unit": -2, "seed": -3, "findings": "HERE"}]}) for one in patterns]
     done = made.folder / "done"
     done.mkdir()
+    (done / "0.json").write_text(publish.text_of({"plan": made.digest, "build": made.data["build"], "index": 0, "units": [canary]}))
     left = options.findings
-    for index in range(options.shards):
-        result = canary if index == 0 else {**patterns[index % PATTERNS], "unit": index, "seed": index + 1}
-        if index:
-            count = left // (options.shards - index)
-            left -= count
-            keys = [draw.randrange(KEYS) for _ in range(count)]
-            result["findings"] = [{"subject": "radix", "kind": "reply-differs", "text": f"the answer number {key} differs", "expected": "cached=3",
-                                   "operation": "admit id=r1", "tests_to_detect": draw.randrange(1, 20000), "lines": draw.randrange(5, 40),
-                                   "trace": f"{trace}check {key}\n", "words": ["--subject", "radix"], "key": f"{key:016x}", "count": 1}
-                                  for key in sorted(set(keys))]
-            for one in result["findings"]:
-                one["count"] = keys.count(int(one["key"], 16))
-        (done / f"{index}.json").write_text(publish.text_of({"plan": made.digest, "build": made.data["build"], "index": index, "units": [result]}))
+    for index in range(1, options.shards):
+        count = left // (options.shards - index)
+        left -= count
+        found = ",".join(texts[key] for key in sorted(draw.sample(range(KEYS), count)))
+        text = heads[index % PATTERNS].replace('"HERE"', f"[{found}]").replace('"index":-1', f'"index":{index}')
+        (done / f"{index}.json").write_text(text.replace('"unit":-2', f'"unit":{index}').replace('"seed":-3', f'"seed":{index + 1}'))
     size = sum(file.stat().st_size for file in done.iterdir())
     print(f"{options.shards} shards, {size / 1e9:.2f} GB", flush=True)
     start = time.monotonic()

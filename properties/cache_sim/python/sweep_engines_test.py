@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -73,13 +74,15 @@ class Engines(unittest.TestCase):
     def test_gnu_parallel(self):
         if not shutil.which("parallel"):
             self.skipTest("there is no GNU parallel: apt-get install parallel")
-        made = self.plan(SHARDS)
-        for shrink in ("", " --shrink"):
-            done = subprocess.run(["parallel", "-j2", f"$LOCKSTEP sweep run {made.folder}{shrink} #", ":::", *map(str, range(SHARDS))],
-                                  env=self.environment, capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            merge.merge(made.folder)
-        self.assertEqual(self.outcome(made), self.alone())
+        wanted = self.alone()
+        for shards in (1, 7, 64):
+            made = self.plan(shards, f"plan{shards}")
+            for shrink in ("", " --shrink"):
+                done = subprocess.run(["parallel", "-j2", f"$LOCKSTEP sweep run {made.folder}{shrink} #", ":::", *map(str, range(shards))],
+                                      env=self.environment, capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                merge.merge(made.folder)
+            self.assertEqual(self.outcome(made), wanted)
 
     def test_dask(self):
         try:
@@ -127,19 +130,30 @@ class Slurm(Engines):
         super().setUp()
         self.cluster = self.enterContext(slurm.Cluster(self.folder / "cluster"))
 
+    def handed(self):
+        """The variables that the job's tasks see beside those of the cluster."""
+        return {name: self.environment[name] for name in ("PYTHONPATH", "LOCKSTEP", "LOCKSTEP_PROGRAM")}
+
     def array(self, made, *words):
-        return self.cluster.submit("--requeue", f"--array=0-{made.shards - 1}", str(CLUSTER / "slurm.sh"), str(made.folder), *words,
-                                   **{name: self.environment[name] for name in ("PYTHONPATH", "LOCKSTEP", "LOCKSTEP_PROGRAM")})
+        return self.cluster.submit("--requeue", f"--array=0-{made.shards - 1}", str(CLUSTER / "slurm.sh"), str(made.folder), *words, **self.handed())
 
     def said(self):
         return "".join(file.read_text() for file in sorted((self.folder / "cluster").glob("job-*.out")))
 
     def test_slurm(self):
-        made = self.plan(SHARDS)
-        for words in ((), ("--shrink",)):
-            self.cluster.finish(self.array(made, *words))
-            merge.merge(made.folder)
-        self.assertEqual(self.outcome(made), self.alone(), self.said())
+        wanted = self.alone()
+        for shards in (1, 7, 64):
+            made = self.plan(shards, f"plan{shards}")
+            for words in ((), ("--shrink",)):
+                self.cluster.finish(self.array(made, *words), seconds=600)
+                merge.merge(made.folder)
+            self.assertEqual(self.outcome(made), wanted, self.said())
+
+    def test_the_line_of_the_readme(self):
+        told = re.search(r"^sbatch (--requeue) --array=0-1 (fixtures/cluster/slurm\.sh) small\b", (ROOT / "README.md").read_text(), re.M)
+        made = plan.make_plan(CLUSTER / "small.ini", 2, self.folder / "small")
+        self.cluster.finish(self.cluster.submit(told[1], "--array=0-1", str(ROOT / told[2]), str(made.folder), **self.handed()))
+        self.assertEqual(merge.merge(made.folder)[0]["status"], 0, self.said())
 
     def test_a_node_that_dies_in_the_middle_loses_nothing(self):
         """kill -9 of the slurmd of b: its step goes on, and its index is played again on a."""
@@ -156,8 +170,7 @@ class Slurm(Engines):
             fi
             exec $LOCKSTEP sweep run {made.folder}
             """.replace("            ", ""))
-        job = self.cluster.submit("--requeue", "--array=0-5", str(slow),
-                                  **{name: self.environment[name] for name in ("PYTHONPATH", "LOCKSTEP", "LOCKSTEP_PROGRAM")})
+        job = self.cluster.submit("--requeue", "--array=0-5", str(slow), **self.handed())
         self.cluster.wait(lambda: first.is_symlink(), "b plays no shard")
         self.cluster.kill_node("b")
         self.cluster.finish(job, seconds=300)

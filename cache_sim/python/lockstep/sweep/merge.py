@@ -55,7 +55,7 @@ class Merged:
         self.plan = plan
         self.findings: dict[str, dict[str, Any]] = {}  # by early key: the smallest trace, and the number of all
         self.corpora: dict[str, dict[tuple[str, ...], str]] = {}
-        self.sections = {one["name"]: {"traces": 0, "operations": 0, "units": 0, "findings": 0, "marks_missed": None,
+        self.sections: dict[str, dict[str, Any]] = {one["name"]: {"traces": 0, "operations": 0, "units": 0, "findings": 0, "marks_missed": None,
                                        "unsupported": set(), "cannot_run": None} for one in plan.sections}
         self.drawn: dict[str, dict[str, int]] = {}
         self.cells: list[dict[str, Any]] = []
@@ -141,7 +141,7 @@ def differing(plan: Plan) -> list[dict[str, Any]]:
     return [found[name] for name in sorted(found)]
 
 
-def _first_key(plan: Plan, early: dict[str, Any], shrunk: dict[str, Any] | None) -> dict[str, Any]:
+def _entry_of(plan: Plan, early: dict[str, Any], shrunk: dict[str, Any] | None) -> dict[str, Any]:
     """A finding of the report from its early and its shrunk form."""
     entry = {name: early[name] for name in ("section", "subject", "version", "kind", "text", "trace", "lines", "count", "tests_to_detect",
                                             "unit", "seed", "words", "server")}
@@ -161,7 +161,7 @@ def findings_of(plan: Plan, merged: Merged, shrunk: dict[str, dict[str, Any]]) -
     """One finding a key, ranked: failing before gone, cheaper, older."""
     by_key: dict[str, dict[str, Any]] = {}
     for early_key in sorted(merged.findings):
-        entry = _first_key(plan, merged.findings[early_key], shrunk.get(early_key))
+        entry = _entry_of(plan, merged.findings[early_key], shrunk.get(early_key))
         before = by_key.get(entry["key"])
         if before is None:
             by_key[entry["key"]] = entry
@@ -220,11 +220,11 @@ def report_of(plan: Plan, merged: Merged, shrunk: dict[str, dict[str, Any]], mis
     own = [{"kind": NOT_DETERMINISTIC, **one} for one in differing(plan)]
     own += [{"kind": OVER_LIMIT, **one} for one in sorted(merged.over_limit, key=lambda one: one["unit"])]
     sections = []
-    marks_reached: set[str] | None = None
+    never: set[str] | None = None
     for section in plan.sections:
         total = merged.sections[section["name"]]
         missed = total["marks_missed"]
-        row = {name: section[name] for name in ("name", "kind", "subject", "beside", "version") if name in section}
+        row: dict[str, Any] = {name: section[name] for name in ("name", "kind", "subject", "beside", "version") if name in section}
         row.update(traces=total["traces"], operations=total["operations"], units=total["units"], units_planned=section["units"],
                    occurrences=total["findings"], marks_missed=None if missed is None else sorted(missed),
                    unsupported=sorted(total["unsupported"]), cannot_run=total["cannot_run"] or "")
@@ -232,7 +232,7 @@ def report_of(plan: Plan, merged: Merged, shrunk: dict[str, dict[str, Any]], mis
             row["seeds"] = [section["first_seed"], section["first_seed"] + section["units"] - 1]
         sections.append(row)
         if missed is not None:
-            marks_reached = missed if marks_reached is None else marks_reached & missed
+            never = missed if never is None else never & missed
     complete = merged.is_complete()
     shrunk_all = complete and not missing_to_shrink
     status = _status(findings, own, canaries, sections, merged, complete)
@@ -252,7 +252,7 @@ def report_of(plan: Plan, merged: Merged, shrunk: dict[str, dict[str, Any]], mis
         "defects": [{name: one[name] for name in ("defect", "found", "kind", "tests_to_detect", "traces", "seed")}
                     for one in sorted(merged.defects, key=lambda one: (-one["tests_to_detect"] if one["found"] else float("-inf"), one["defect"]))
                     if not one["canary"]],
-        "marks_never_reached": None if marks_reached is None else sorted(marks_reached),
+        "marks_never_reached": None if never is None else sorted(never),
         "drawn": [{"field": field, "values": [{"value": value, "traces": count} for value, count in sorted(counts.items(), key=_by_value)]}
                   for field, counts in sorted(merged.drawn.items())],
         "comparisons": _comparisons(merged),
@@ -287,7 +287,7 @@ def lost_of(plan: Plan, missing: dict[str, list[int]]) -> list[dict[str, Any]]:
         one = json.loads(file.read_text(encoding="utf-8"))
         if one["index"] in missing.get(one["set"], []):
             found[one["set"], one["index"], one["text"]] = found.get((one["set"], one["index"], one["text"]), 0) + 1
-    return [{"set": key[0], "index": key[1], "text": key[2], "times": times_} for key, times_ in sorted(found.items())]
+    return [{"set": key[0], "index": key[1], "text": key[2], "times": number} for key, number in sorted(found.items())]
 
 
 def merge(folder: pathlib.Path) -> tuple[dict[str, Any], Merged]:

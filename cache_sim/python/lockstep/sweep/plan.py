@@ -161,7 +161,7 @@ class _Reader:
         return {**entry, "kind": "search", "words": target.words(), "budget": traces, "unit": size, "units": -(-traces // size)}
 
     def _comparison(self, values: dict[str, str]) -> dict[str, Any]:
-        entry = {"kind": "compare", "workloads": _words(values.pop("compare")), "policies": _words(values.pop("policies", ""), ","),
+        entry: dict[str, Any] = {"kind": "compare", "workloads": _words(values.pop("compare")), "policies": _words(values.pop("policies", ""), ","),
                  "capacities": _words(values.pop("capacity", ""), ","), "models": _words(values.pop("model", "qwen3-next"), ","),
                  "config": values.pop("config", ""), "requests": whole_number(values, "requests", 1) if "requests" in values else 0}
         for part, field in (("workloads", "compare"), ("policies", "policies"), ("capacities", "capacity"), ("models", "model")):
