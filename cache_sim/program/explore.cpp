@@ -473,7 +473,8 @@ int run_explore(const ExploreWords& words) {
   for (const std::string& file : there) print("{}: is still there\n", file);
 
   options->corpus = corpus_in(words.corpus);
-  watch_trace(0, "the corpus is played");
+  watch_trace(options->corpus.empty() ? 1 : 0,
+              options->corpus.empty() ? "it is played" : "the corpus is played");
   DiscoveryWriter writer(words, *run);
   options->stops = is_interrupted;
   options->found = [&](const Discovery& found) { writer.write(found); };
@@ -492,7 +493,10 @@ int run_explore(const ExploreWords& words) {
 
 // --- shrink --------------------------------------------------------------------------------------
 
-int run_shrink(const ReplayRequest& request, const std::string& out) {
+int run_shrink(ReplayRequest request, const std::string& timeout, const std::string& out) {
+  const auto limit = duration(timeout, "--timeout");
+  if (!limit) return refuse(limit.error());
+  request.timeout = *limit;
   const Result<Trace> trace = read_trace(request.file);
   if (!trace) return refuse(trace.error());
   Result<RunOptions> run = run_options(request, trace->config);
@@ -582,6 +586,7 @@ void add_shrink(Command& app, int& status) {
   Command* const command =
       app.add_subcommand("shrink", "write the smallest trace with the same kind of finding");
   const auto request = std::make_shared<ReplayRequest>();
+  const auto timeout = std::make_shared<std::string>("10s");
   const auto out = std::make_shared<std::string>();
   command->add_option("FILE", request->file, "a trace with a finding")->required();
   command
@@ -592,6 +597,10 @@ void add_shrink(Command& app, int& status) {
                       "plant a defect (lockstep list defects; default: none)");
   command->add_option("--config", request->config,
                       "config fields over the file's own: key=value,… (default: none)");
+  command
+      ->add_option("--timeout", *timeout,
+                   "how long a child may take for one answer: a number with ns, us, ms or s")
+      ->capture_default_str();
   command->add_option("-o,--out", *out, "the file to write")->required();
   add_quiet(*command);
   std::vector<StatusHelp> statuses = statuses_of_runs();
@@ -601,7 +610,7 @@ void add_shrink(Command& app, int& status) {
            {"lockstep shrink fixtures/traces/finish_keeps_its_state.trace --defect "
             "sglang-no-buffer:frees-donated-slot -o small.trace",
             kExitInvariant});
-  command->callback([request, out, &status] { status = run_shrink(*request, *out); });
+  command->callback([=, &status] { status = run_shrink(*request, *timeout, *out); });
 }
 
 }  // namespace lockstep::program

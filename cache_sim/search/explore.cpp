@@ -172,6 +172,7 @@ class Explorer {
       else if (marks_.reached_new_pair())
         corpus_.push_back(std::move(played->candidate));
     }
+    if (!options_.corpus.empty()) report(0, false);
   }
 
   static std::string bucket_of(const std::string& value) {

@@ -127,7 +127,7 @@ class Merged:
 
     def to_shrink(self) -> list[dict[str, Any]]:
         """The findings of the second set of shards: each early key's smallest trace."""
-        return [{"key": key, "trace": one["trace"], "words": one["words"]} for key, one in sorted(self.findings.items())
+        return [{"key": key, "section": one["section"], "trace": one["trace"], "words": one["words"]} for key, one in sorted(self.findings.items())
                 if not one["server"] and one["kind"] != "nondeterministic" and one["trace"]]
 
 

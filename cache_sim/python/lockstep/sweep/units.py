@@ -48,6 +48,12 @@ def _checked(ran: subprocess.CompletedProcess[str]) -> subprocess.CompletedProce
     return ran
 
 
+def timeout_of(plan: Plan, name: str) -> list[str]:
+    """The option --timeout of a search's children; nothing where the plan no longer has the search."""
+    section = next((one for one in plan.sections if one["name"] == name and "timeout" in one), None)
+    return ["--timeout", f"{round(section['timeout'] * 1000)}ms"] if section else []
+
+
 def _own_folder(folder: pathlib.Path, name: str) -> pathlib.Path:
     made = folder / name
     made.mkdir()
@@ -58,8 +64,7 @@ def _own_folder(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 def _search(plan: Plan, section: dict[str, Any], at: int, folder: pathlib.Path) -> dict[str, Any]:
     size = min(section["unit"], section["budget"] - at * section["unit"])
-    words = [*section["words"], "--traces", str(size), "--findings", str(FINDINGS_A_UNIT),
-             "--timeout", f"{round(section['timeout'] * 1000)}ms"]
+    words = [*section["words"], "--traces", str(size), "--findings", str(FINDINGS_A_UNIT), *timeout_of(plan, section["name"])]
     return _explore(plan, section, section["first_seed"] + at, words, folder)
 
 
@@ -184,7 +189,8 @@ def _known(plan: Plan, section: dict[str, Any], at: int, folder: pathlib.Path) -
     if known["server"]:
         ran = nightly_server.replay(known["server"], file, plan.base)
     else:
-        ran = calls.run(["replay", str(file), *known["words"], "-q"], plan.base, plan.data["limit"])
+        words = [*known["words"], *timeout_of(plan, known["section"]), "-q"]
+        ran = calls.run(["replay", str(file), *words], plan.base, plan.data["limit"])
     _checked(ran)
     said = "" if ran.returncode in (0, *FOUND) else last_line(ran).replace(str(file), file.name)
     return {"key": known["key"], "status": ran.returncode, "said": said}
@@ -202,10 +208,11 @@ def shrink(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
         file, small = folder / "raw.trace", folder / "small.trace"
         file.write_text(raw["trace"], encoding="utf-8")
         try:
-            ran = _checked(calls.run(["shrink", str(file), *raw["words"], "-o", str(small), "-q"], plan.base, plan.data["limit"]))
+            words = [*raw["words"], *timeout_of(plan, raw["section"]), "-q"]
+            ran = _checked(calls.run(["shrink", str(file), *words, "-o", str(small)], plan.base, plan.data["limit"]))
             if ran.returncode not in FOUND or not small.is_file():
                 return {"key": raw["key"], "said": last_line(ran).replace(str(file), file.name)}
-            _, data = run_for_json(["replay", str(small), *raw["words"], "-q"], plan.base, folder, plan.data["limit"])
+            _, data = run_for_json(["replay", str(small), *words], plan.base, folder, plan.data["limit"])
         except calls.OverLimit:
             return {"key": raw["key"], "over_limit": plan.data["limit"]}
         found = next(iter((data or {}).get("findings", [])), None)
