@@ -59,20 +59,25 @@ def run(plan: Plan, index: int, shrinks: bool = False, again: bool = False) -> t
     started = time.monotonic()
     results, seconds = [], []
     for name, play in work:
-        before = time.monotonic()
+        before, processor = time.monotonic(), _processor_seconds()
         try:
             results.append(play())
         except units.Lost as lost:
             why = f"shard {index} is neither passed nor failed: {'finding' if shrinks else 'unit'} {name}: {lost}"
             _note_loss(plan, folder, index, why)
             return 3, why
-        seconds.append([name, round(time.monotonic() - before, 4)])
+        seconds.append([name, round(time.monotonic() - before, 4), round(_processor_seconds() - processor, 4)])
     data = {"plan": plan.digest, "build": build.digest, "index": index, "units": results}
     if publish(path, text_of(data)):
         times = {"index": index, "host": platform.node(), "seconds": round(time.monotonic() - started, 4), "units": seconds}
         publish(plan.folder / f"times-{folder.name}" / f"{index}.json", text_of(times))
         return 0, f"shard {index}: {len(results)} units in {times['seconds']:.1f} s"
     return _compare(plan, folder, index, read(path), data)
+
+
+def _processor_seconds() -> float:
+    """Of this process and of the programs that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def _set_foreign_aside(path: pathlib.Path, plan: Plan) -> None:

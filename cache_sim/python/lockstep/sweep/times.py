@@ -15,6 +15,7 @@ NIGHT_HOURS, NIGHT_CORES = 8, 1000
 
 def write(plan: Plan, totals: dict[str, dict[str, Any]]) -> None:
     seconds: dict[str, float] = {one["name"]: 0.0 for one in plan.sections}
+    processor: dict[str, float] = dict(seconds)
     units: dict[str, int] = dict.fromkeys(seconds, 0)
     hosts: dict[str, dict[str, float]] = {}
     whole = 0.0
@@ -24,18 +25,20 @@ def write(plan: Plan, totals: dict[str, dict[str, Any]]) -> None:
         host = hosts.setdefault(data["host"], {"shards": 0, "seconds": 0.0})
         host["shards"] += 1
         host["seconds"] += data["seconds"]
-        for unit, spent in data["units"]:
+        for unit, spent, *computed in data["units"]:
             name = plan.section_of(unit)[0]["name"]
             seconds[name] += spent
+            processor[name] += sum(computed)
             units[name] += 1
     rows = []
     for name, spent in seconds.items():
         total = totals[name]
-        row = {"name": name, "units": units[name], "seconds": round(spent, 3)}
-        if spent > 0:
-            row.update(seeds_per_second=round(units[name] / spent, 4), traces_per_second=round(total["traces"] / spent, 1),
-                       operations_per_second=round(total["operations"] / spent, 1),
-                       traces_of_a_night=round(total["traces"] / spent * NIGHT_HOURS * 3600 * NIGHT_CORES))
+        row: dict[str, Any] = {"name": name, "units": units[name], "seconds": round(spent, 3), "processor_seconds": round(processor[name], 3)}
+        if processor[name] > 0:
+            rate = total["traces"] / processor[name]
+            row.update(seeds_per_second=round(units[name] / processor[name], 4), traces_per_second=round(rate, 1),
+                       operations_per_second=round(total["operations"] / processor[name], 1),
+                       traces_of_a_night=round(rate * NIGHT_HOURS * 3600 * NIGHT_CORES))
         rows.append(row)
     played = sum(seconds.values())
     shrinking = sum(json.loads(file.read_text(encoding="utf-8"))["seconds"] for file in _files(plan.folder / "times-shrunk"))
@@ -51,7 +54,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _page(data: dict[str, Any]) -> str:
-    rows = [[(text(one["name"]), False), (count(one["units"]), True), (f"{one['seconds']:.1f}", True),
+    rows = [[(text(one["name"]), False), (count(one["units"]), True), (f"{one['seconds']:.1f}", True), (f"{one['processor_seconds']:.1f}", True),
              (f"{one.get('seeds_per_second', 0):.2f}", True), (f"{one.get('traces_per_second', 0):,.0f}".replace(",", " "), True),
              (count(one.get("traces_of_a_night", 0)), True)] for one in data["sections"]]
     hosts = [[(text(one["host"]), False), (count(int(one["shards"])), True), (f"{one['seconds']:.1f}", True)] for one in data["hosts"]]
@@ -59,7 +62,8 @@ def _page(data: dict[str, Any]) -> str:
         "<h1>Times of the sweep</h1>\n", '<p><a href="index.html">The findings</a></p>\n',
         f"<p>The shards took {data['seconds']:.1f} s on one core each, {data['seconds_in_units']:.1f} s of them in their units; shrinking took "
         f"{data['seconds_of_shrinking']:.1f} s.</p>\n",
-        "<h2>Searches</h2>\n<p>A unit is a search with one seed. The last column is what the measured rate gives for this section alone in "
+        "<h2>Searches</h2>\n<p>A unit is a search with one seed. Rates are by seconds of a processor, which a busy machine does not change. The last "
+        "column is what the rate gives for this section alone in "
         f"{NIGHT_HOURS} hours on {NIGHT_CORES} cores.</p>\n",
-        table(("name", "units", "seconds", "seeds a second", "traces a second", "traces of a night"), rows),
+        table(("name", "units", "seconds", "of a processor", "seeds a second", "traces a second", "traces of a night"), rows),
         "<h2>Machines</h2>\n", table(("host", "shards", "seconds"), hosts)])
