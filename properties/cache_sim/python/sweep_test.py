@@ -190,12 +190,19 @@ class Findings(Sweeps):
         self.assertEqual(report["status"], 0)
 
     def test_a_corpus_goes_from_round_to_round(self):
-        made = self.plan("[sweep]\ntraces = 600\nunit = 100\n", 3)
+        kept = self.folder / "kept"
+        kept.mkdir()
+        (kept / "a.trace").write_text("check\n")
+        made = self.plan("[sweep]\ntraces = 600\nunit = 100\n[policies]\n[kept]\nreplay = kept\n", 3)
         first = self.through(made)
+        (kept / "b.trace").write_text("# run: lockstep replay %s\n# finds: leak\ncheck\n")
         self.assertEqual(self.run_to_end("next", made.folder, "-o", self.folder / "second")[0], 0)
         second = plan.read_plan(self.folder / "second")
         self.assertEqual(len(second.data["corpus"]["policies"]), first["corpus"][0]["traces"])
         report = self.through(second)
+        self.assertEqual(first["replays"], {"files": 1, "failed": []})
+        self.assertEqual([(one["file"], one["finds"], one["status"]) for one in report["replays"]["failed"]], [("kept/b.trace", "leak", 0)])
+        self.assertEqual(report["status"], 10)
         self.assertLess(report["corpus"][0]["sets_of_marks"], first["corpus"][0]["sets_of_marks"])  # it begins with these
         missed = [next(one["marks_missed"] for one in each["sections"] if one["kind"] == "search") for each in (first, report)]
         self.assertLessEqual(set(missed[1]), set(missed[0]))

@@ -12,21 +12,21 @@ import argparse
 import json
 import pathlib
 import sys
+from typing import Any
 
-from lockstep.calls import OverLimit
 from lockstep.counted import counted
 from lockstep.help import end_help
 from lockstep.server.steps import printable
 from lockstep.settings import SettingsError
 from lockstep.sweep import shard, units
-from lockstep.sweep.merge import GONE, merge
-from lockstep.sweep.plan import Plan, Refused, make_plan, read_plan, this_build, version_of, write_plan
 from lockstep.sweep.corpus import smallest_cover
+from lockstep.sweep.merge import merge
+from lockstep.sweep.plan import Build, Plan, Refused, make_plan, read_plan, this_build, traces_in, version_of, write_plan
 
 STATUSES = {0: "done, and nothing was found", 2: "bad usage, bad settings, or a plan that cannot be read",
             3: "the environment: another build, a shard that was lost; of merge also: incomplete, or a canary was not found",
             10: "merge: there are findings", 12: "merge: a unit was over its time limit",
-            13: "the same unit gave two different results"}
+            13: "the same unit gave two different results", 130: "interrupted"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--shrink", action="store_true", help="the shard of the second set")
     run.add_argument("--again", action="store_true", help="play it although it is done, and compare the results")
     run.add_argument("--unit", type=int, metavar="U", help="play this unit alone and print its result (default: the whole shard)")
-    end_help(run, _some(0, 2, 3, 13), "lockstep sweep run small --index 0")
+    end_help(run, _some(0, 2, 3, 13, 130), "lockstep sweep run small --index 0")
     merging = actions.add_parser("merge", help="what was found, and what is missing")
     merging.add_argument("folder", type=pathlib.Path, metavar="DIR", help="of the plan")
     end_help(merging, STATUSES, "lockstep sweep merge small")
@@ -80,7 +80,9 @@ def _say_plan(plan: Plan) -> None:
 def _run(options: argparse.Namespace) -> int:
     plan = read_plan(options.folder)
     if options.unit is not None:
-        plan.check_build(this_build())
+        build = this_build()
+        plan.check_build(build)
+        plan.check_subject(plan.section_of(options.unit)[0], build)
         print(json.dumps(units.play(plan, options.unit), indent=1, ensure_ascii=False))
         return 0
     index = options.index if options.index is not None else shard.index_from_environment()
@@ -123,8 +125,11 @@ def _next(options: argparse.Namespace) -> int:
     build = this_build()
     sections = []
     for section in before.sections:
-        if section["kind"] != "known":
-            sections.append({**section, "version": _version_now(before, section, build)})
+        if section["kind"] == "known":
+            continue
+        sections.append({**section, "version": _version_now(before, section, build)})
+        if section["kind"] == "replay":
+            sections[-1].update(traces_in(section["folders"], before.base))
     known = [{name: one.get(name) for name in _KNOWN} for one in report["findings"] if one["trace"]]
     seen = {section["name"]: [path.read_text(encoding="utf-8") for path in _old_corpus(before, section["name"])] for section in sections}
     corpus = {name: smallest_cover([*seen.get(name, []), *kept.values()]) for name, kept in merged.corpora.items()}
@@ -138,8 +143,8 @@ _KNOWN = ("key", "early_keys", "section", "subject", "version", "kind", "text", 
           "seed", "words", "server", "shrunk", "said", "first_round", "state")
 
 
-def _version_now(plan: Plan, section: dict, build: object) -> str:  # type: ignore[type-arg]
-    now = version_of(section.get("named", []), plan.base, build)  # type: ignore[arg-type]
+def _version_now(plan: Plan, section: dict[str, Any], build: Build) -> str:
+    now = version_of(section.get("named", []), plan.base, build)
     return now if section["version"].startswith(("files ", "Lockstep ")) else section["version"]
 
 
@@ -154,9 +159,11 @@ def main(words: list[str]) -> int:
     except SettingsError as error:
         print(f"lockstep: {printable(str(error))}", file=sys.stderr)
         return 2
-    except OverLimit:
-        print("lockstep: the unit had not ended within its time limit", file=sys.stderr)
-        return 3
+    except ValueError as error:
+        print(f"lockstep: {printable(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
     except (Refused, units.Lost, OSError) as error:
         print(f"lockstep: {printable(str(error))}", file=sys.stderr)
         return 3

@@ -172,15 +172,9 @@ class _Reader:
         return {**entry, "units": cells[0] * cells[1] * cells[2] * cells[3]}
 
     def _traces_to_replay(self, values: dict[str, str]) -> dict[str, Any]:
-        files = []
-        for folder in _words(values.pop("replay")):
-            found = sorted((self.base / folder).rglob("*.trace"))
-            if not found:
-                raise ValueError(f"replay: there is no trace in {folder}")
-            files += [{"file": os.path.relpath(file, self.base), "digest": digest_of(file.read_text(encoding="utf-8"))}
-                      for file in found]
+        folders = _words(values.pop("replay"))
         expect_nothing_else(values, "replay, version")
-        return {"kind": "replay", "files": files, "units": -(-len(files) // FILES_A_UNIT)}
+        return {"kind": "replay", "folders": folders, **traces_in(folders, self.base)}
 
     def _defects(self, values: dict[str, str]) -> dict[str, Any]:
         named = _words(values.pop("defects"), ",")
@@ -192,6 +186,17 @@ class _Reader:
         traces = whole_number(values, "traces", DEFECT_TRACES)
         expect_nothing_else(values, "defects, traces, version")
         return {"kind": "defects", "defects": chosen, "traces": traces, "units": len(chosen)}
+
+
+def traces_in(folders: list[str], base: pathlib.Path) -> dict[str, Any]:
+    """The traces of folders with the digests of their texts, and the number of units that play them."""
+    files = []
+    for folder in folders:
+        found = sorted((base / folder).rglob("*.trace"))
+        if not found:
+            raise ValueError(f"replay: there is no trace in {folder}")
+        files += [{"file": os.path.relpath(file, base), "digest": digest_of(file.read_text(encoding="utf-8"))} for file in found]
+    return {"files": files, "units": -(-len(files) // FILES_A_UNIT)}
 
 
 def _start_problem(section: dict[str, Any], base: pathlib.Path) -> str:
