@@ -101,10 +101,10 @@ class Cluster:
     def say(self, command, *words):
         return subprocess.run([program(command), *words], env=self.environment, capture_output=True, text=True).stdout
 
-    def submit(self, *words, **environment):
-        """The number of the job that sbatch makes of these words."""
+    def submit(self, *words, cwd=None, **environment):
+        """The number of the job that sbatch, called in the folder `cwd`, makes of these words."""
         done = subprocess.run([program("sbatch"), "--parsable", "--output", f"{self.folder}/job-%A_%a.out", *words],
-                              env={**self.environment, **environment}, capture_output=True, text=True)
+                              cwd=cwd, env={**self.environment, **environment}, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr)
         return done.stdout.strip()

@@ -152,7 +152,11 @@ class Slurm(Engines):
     def test_the_line_of_the_readme(self):
         told = re.search(r"^sbatch (--requeue) --array=0-1 (fixtures/cluster/slurm\.sh) small\b", (ROOT / "README.md").read_text(), re.M)
         made = plan.make_plan(CLUSTER / "small.ini", 2, self.folder / "small")
-        self.cluster.finish(self.cluster.submit(told[1], "--array=0-1", str(ROOT / told[2]), str(made.folder), **self.handed()))
+        checkout = self.folder / "checkout"  # the program that slurm.sh finds by itself
+        checkout.mkdir()
+        (checkout / "lockstep").symlink_to(self.environment["LOCKSTEP"])
+        self.cluster.finish(self.cluster.submit(told[1], "--array=0-1", str(ROOT / told[2]), str(made.folder), cwd=checkout,
+                                                **{**self.handed(), "LOCKSTEP": ""}))
         self.assertEqual(merge.merge(made.folder)[0]["status"], 0, self.said())
 
     def test_a_node_that_dies_in_the_middle_loses_nothing(self):
