@@ -34,11 +34,10 @@ def write(plan: Plan, totals: dict[str, dict[str, Any]]) -> None:
     for name, spent in seconds.items():
         total = totals[name]
         row: dict[str, Any] = {"name": name, "units": units[name], "seconds": round(spent, 3), "processor_seconds": round(processor[name], 3)}
-        if processor[name] > 0:
-            rate = total["traces"] / processor[name]
-            row.update(seeds_per_second=round(units[name] / processor[name], 4), traces_per_second=round(rate, 1),
-                       operations_per_second=round(total["operations"] / processor[name], 1),
-                       traces_of_a_night=round(rate * NIGHT_HOURS * 3600 * NIGHT_CORES))
+        if taken := processor[name]:
+            row.update(seeds_per_second=round(units[name] / taken, 4), traces_per_second=round(total["traces"] / taken, 1),
+                       operations_per_second=round(total["operations"] / taken, 1),
+                       traces_of_a_night=round(total["traces"] / taken * NIGHT_HOURS * 3600 * NIGHT_CORES))
         rows.append(row)
     played = sum(seconds.values())
     shrinking = sum(json.loads(file.read_text(encoding="utf-8"))["seconds"] for file in _files(plan.folder / "times-shrunk"))
