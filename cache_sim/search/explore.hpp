@@ -71,8 +71,8 @@ struct ExploreOutcome {
   std::vector<Discovery> discoveries;
   std::vector<std::string> marks_missed;  ///< code marks that no trace reached
   std::vector<CorpusTrace> added;  ///< the traces that joined the corpus, in the order of joining
-  /// How many fresh traces drew each value: by config field, and by `subject` and `level`. A number
-  /// above 16 is counted at the power of two below it.
+  /// The number of fresh traces that drew each value: by config field, and by `subject` and
+  /// `level`. A number above 16 is counted at the power of two below it.
   std::map<std::string, std::map<std::string, std::int64_t>> drawn;
   double wall_s = 0;
 };
