@@ -13,8 +13,8 @@ from lockstep.sweep import units
 from lockstep.sweep.plan import Plan, Refused, this_build
 from lockstep.sweep.publish import digest_of, publish, read, text_of
 
-# Where engines say which shard it is, and which number is the first one's. One engine may run below another, the last below the
-# first: the more particular one counts.
+# Variables in which engines say which shard a process is, with the number of the first shard. Where one engine runs below another,
+# the more particular one counts, and it stands first.
 ENGINES = {"PARALLEL_SEQ": 1, "SLURM_ARRAY_TASK_ID": 0, "JOB_COMPLETION_INDEX": 0}
 PLAYED, SHRUNK = "done", "shrunk"
 
