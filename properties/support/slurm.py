@@ -76,7 +76,7 @@ class Cluster:
         self.conf = self.folder / "slurm.conf"
         self.conf.write_text("\n".join(lines) + "\n")
         self.environment = {**os.environ, "SLURM_CONF": str(self.conf), "PATH": _PATH}
-        # What a node leaves behind becomes a child of this process, which can end it.
+        # Processes that a node leaves behind become children of this one, which can end them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._before = set(descendants(os.getpid()))
         self.start("slurmctld", [program("slurmctld"), "-D"])
