@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md", "bench/README.md", "cache_sim/check/protocol.md", "cache_sim/check/findings.md",
     "cache_sim/compare/comparing.md", "cache_sim/logs/server_logs.md", "cache_sim/policies/README.md",
-    "cache_sim/program/commands.md", "cache_sim/python/README.md", "cache_sim/replay/json.md",
+    "cache_sim/program/commands.md", "cache_sim/python/README.md", "cache_sim/python/sweep.md", "cache_sim/replay/json.md",
     "cache_sim/server/schedulers.md", "cache_sim/trace/grammar.md", "cache_sim/workloads/workloads.md",
     "fixtures/subjects/README.md", "fixtures/subjects/edge_llm/README.md", "fixtures/subjects/static_kv/README.md",
     "kernels/judge/judge.md",
@@ -122,7 +122,8 @@ def fill(folder, build, text):
     for entry in ROOT.iterdir():
         if entry.name not in (".git", "build", "lockstep", "findings"):
             (folder / entry.name).symlink_to(entry)
-    (folder / "lockstep").write_text(f'#!/bin/sh\nexec "{build}/lockstep" "$@"\n')
+    # As the script does, for the words that are Python's.
+    (folder / "lockstep").write_text(f'#!/bin/sh\n[ "$1" != sweep ] || export PYTHONPATH="{ROOT}/cache_sim/python"\nexec "{build}/lockstep" "$@"\n')
     (folder / "lockstep").chmod(0o755)
     (folder / "build").mkdir()
     for name in ("current", "cpu", "cuda"):
