@@ -101,6 +101,7 @@ std::vector<std::string> defects_with_numbers() {
 std::vector<std::string> models_of(const std::string& policy) {
   const PolicyEntry& entry = *Registry<PolicyEntry>::find(policy);
   Config config;
+  if (entry.layers != nullptr) config.put("layers", "mamba,attention,mamba");  // as a search draws
   std::vector<std::string> names = cache_sim::models_of(entry, config, "reference");
   if (entry.groups == nullptr) return names;
   for (const char* const field : {"block", "hash_block"}) config.put(field, 4);
