@@ -253,7 +253,7 @@ void ClosedSubject::follow(const Operation& operation, const Reply& reply) {
   }
   const auto found = requests_.find(operation.id.index());
   if (found == requests_.end()) return;
-  follow_sequence(operation, found->second);
+  follow_sequence(operation, reply, found->second);
   follow_request(operation, reply, found->second);
   if (operation.verb == Verb::finish || operation.verb == Verb::abort ||
       operation.verb == Verb::preempt)
@@ -274,7 +274,8 @@ void ClosedSubject::keep(const Request& request) {
                      request.space);
 }
 
-void ClosedSubject::follow_sequence(const Operation& operation, Request& request) {
+void ClosedSubject::follow_sequence(const Operation& operation, const Reply& reply,
+                                    Request& request) {
   const auto first = [&](const Request& of, std::int64_t size) {
     const std::int64_t length = size == Operation::kAbsent ? of.computed : size;
     Request shorter{.known = of.known, .space = of.space};
@@ -300,7 +301,10 @@ void ClosedSubject::follow_sequence(const Operation& operation, Request& request
       if (const auto kept = captured_.find(operation.from.index()); kept != captured_.end()) {
         keep(request);
         const std::int64_t size = kept->second.tokens.size();
-        request = {.known = kept->second.tokens,
+        // A slot cache says how much of the prompt is there now; the rest of the prompt is still to
+        // be computed. A sequence engine answers nothing, and the sequence ends there.
+        const bool goes_on = reply.has(ReplyField::cached) && request.known.size() > size;
+        request = {.known = goes_on ? request.known : kept->second.tokens,
                    .space = kept->second.space,
                    .computed = size,
                    .asked = size};

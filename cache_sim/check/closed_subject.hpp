@@ -62,7 +62,7 @@ class ClosedSubject {
   void follow(const Operation& operation, const Reply& reply);
   void end(Name id);
   void keep(const Request& request);
-  void follow_sequence(const Operation& operation, Request& request);
+  void follow_sequence(const Operation& operation, const Reply& reply, Request& request);
   static void follow_request(const Operation& operation, const Reply& reply, Request& request);
   const Request* find(Name id) const;
 

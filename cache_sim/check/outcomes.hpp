@@ -70,6 +70,7 @@ struct KeptEvent {
   std::string reply;
   std::int64_t kv_used = 0;
   std::int64_t states_used = 0;
+  std::vector<std::string> rows{};  ///< of a fidelity with numbers: the rows that ran
 };
 
 }  // namespace lockstep::cache_sim

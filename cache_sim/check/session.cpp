@@ -245,6 +245,7 @@ Applied ReplaySession::apply(const Operation& operation) {
   remember(operation, &first);
   if (!kept_requests_.empty()) keep_moment(operation, first);
   for (std::size_t i = 0; i < subject_count(); ++i) check(seat_at(i), operation, replies_[i]);
+  keep_rows();
   compare(operation);
   follow(operation, first);
   return stopped() ? Applied{} : Applied{&first};
@@ -442,6 +443,11 @@ void ReplaySession::remember(const Operation& operation, const Reply* reply) {
   kept_.push_back(std::move(kept));
 }
 
+void ReplaySession::keep_rows() {
+  if (kept_.empty() || seats_.empty() || !seat_at(0).numbers) return;
+  for (std::string& row : seat_at(0).numbers->rows()) kept_.back().rows.push_back(std::move(row));
+}
+
 void ReplaySession::keep_moment(const Operation& operation, const Reply& reply) {
   const auto kept =
       operation.id.exists() ? kept_requests_.find(operation.id.index()) : kept_requests_.end();
@@ -502,6 +508,7 @@ void ReplaySession::conclude() {
     for (Finding& finding : seat->findings) locate(seat.get(), std::move(finding), "");
     if (!seat->findings.empty()) state_ = HasFound{};
   }
+  keep_rows();
 }
 
 }  // namespace lockstep::cache_sim

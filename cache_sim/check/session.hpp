@@ -150,6 +150,7 @@ class ReplaySession {
   void remember(const Operation& operation, const Reply* reply);
   void follow(const Operation& operation, const Reply& reply);
   void count(const Operation& operation, const Reply& reply, SubjectSeat& seat);
+  void keep_rows();
   void keep_moment(const Operation& operation, const Reply& reply);
   void locate(SubjectSeat* seat, Finding finding, const std::string& request) {
     locate(seat, std::move(finding), request, events_, past_);

@@ -24,6 +24,7 @@ struct SubjectSeat {
   Capabilities capabilities;  ///< it is asked operations of these; a child may answer `unsupported`
   std::unique_ptr<LabelState> labels;
   std::unique_ptr<NumberedPools> numbers;  // null at label fidelity
+  std::unique_ptr<NumberedBlocks> blocks;  // the same of a policy whose memory is blocks
   std::unique_ptr<Subject> subject;
   std::unique_ptr<Auditor> auditor;       // after the subject, to be destroyed before it
   std::unique_ptr<ClosedSubject> closed;  // only for a child

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -156,6 +157,7 @@ void LabelState::free_state(StateSlot slot) {
   cell.in_use = false;
   for (Label& label : cell.labels) label.poisoned = true;
   if (!verified_.empty()) verified_.erase(slot.value);
+  if (!rings_.empty()) rings_.erase(slot.value);
 }
 
 void LabelState::verify_state(StateSlot slot, StatePart part, const VerifiedRow& row) {
@@ -186,6 +188,65 @@ void LabelState::commit_state(StateSlot verified, std::uint32_t at, StateSlot ta
                      verified.value, counted(left.size(), fmt::format("{} state", to_string(part))),
                      at),
          fmt::format("a number below {}", left.size()), std::to_string(at));
+}
+
+std::optional<LabelState::WrongRing> LabelState::wrong_ring(StateSlot slot, StateSlot ring,
+                                                            std::uint32_t live,
+                                                            const Tokens& tokens,
+                                                            std::uint32_t size) const {
+  const std::uint32_t written = size - std::min(live, size);
+  const Label due = label_of(tokens, written);
+  if (recurrent(slot) != due || live > size)
+    return WrongRing{fmt::format("the recurrent state of slot {}", slot.value), due.text(),
+                     recurrent(slot).text()};
+  const auto found = rings_.find(ring.value);
+  for (std::uint32_t i = 0; i < live; ++i) {
+    const Label entry = label_of(tokens, written + i + 1);
+    const bool is_there = found != rings_.end() && i < found->second.entries.size();
+    if (is_there && found->second.entries[i] == entry) continue;
+    return WrongRing{fmt::format("entry {} of the ring of slot {}", i, ring.value), entry.text(),
+                     is_there ? found->second.entries[i].text() : "nothing: it was never written"};
+  }
+  return std::nullopt;
+}
+
+void LabelState::step_ring(StateSlot slot, const RingStep& step, const Tokens& tokens,
+                           std::uint32_t begin) {
+  if (!usable(slot, "read") || !usable(step.slot, "read for its ring")) return;
+  const auto wrong = wrong_ring(slot, step.slot, step.live, tokens, begin);
+  if (wrong) {
+    report(FindingKind::wrong_state_prefix,
+           fmt::format("a decode step after {} of {} reads state slot {} with {} of a ring, and {} "
+                       "stands for {}",
+                       counted(begin, "token"), tokens.text(60), slot.value,
+                       counted(step.live, "entry", "entries"), wrong->what, wrong->actual),
+           wrong->expected, wrong->actual);
+    return;
+  }
+  const Label after = label_of(tokens, begin + 1);
+  Ring& ring = rings_[step.slot.value];
+  if (step.writes_state) label_at(slot, StatePart::recurrent) = after;
+  if (!step.entry) return;
+  if (*step.entry == 0) ring.conv_before = conv(slot);
+  if (ring.entries.size() <= *step.entry) ring.entries.resize(*step.entry + std::size_t{1});
+  ring.entries[*step.entry] = after;
+}
+
+void LabelState::fold_ring(StateSlot slot, std::uint32_t live, const Tokens& tokens,
+                           std::uint32_t size) {
+  if (!usable(slot, "written")) return;
+  if (const auto wrong = wrong_ring(slot, slot, live, tokens, size))
+    return report(FindingKind::wrong_state_prefix,
+                  fmt::format("{} of the ring of slot {} {} folded into its state after {} of {}, "
+                              "and {} stands for {}",
+                              counted(live, "entry", "entries"), slot.value, is_or_are(live),
+                              counted(size, "token"), tokens.text(60), wrong->what, wrong->actual),
+                  wrong->expected, wrong->actual);
+  label_at(slot, StatePart::recurrent) = label_of(tokens, size);
+}
+
+void LabelState::rewind_conv(StateSlot slot) {
+  if (usable(slot, "written")) label_at(slot, StatePart::conv) = rings_[slot.value].conv_before;
 }
 
 void LabelState::receive_state(StateSlot slot, StatePart part, const Tokens& tokens,

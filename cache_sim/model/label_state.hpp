@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,6 +58,11 @@ class LabelState final : public LayerState {
   void verify_state(StateSlot slot, StatePart part, const VerifiedRow& row) override;
   void commit_state(StateSlot verified, std::uint32_t at, StateSlot target,
                     StatePart part) override;
+  void step_ring(StateSlot slot, const RingStep& step, const Tokens& tokens,
+                 std::uint32_t begin) override;
+  void fold_ring(StateSlot slot, std::uint32_t live, const Tokens& tokens,
+                 std::uint32_t size) override;
+  void rewind_conv(StateSlot slot) override;
   void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
                      std::uint32_t size) override;
   void run_padding_row(StateSlot slot) override;
@@ -73,6 +79,13 @@ class LabelState final : public LayerState {
   }
   const Label& recurrent(StateSlot slot) const { return label(slot, StatePart::recurrent); }
   const Label& conv(StateSlot slot) const { return label(slot, StatePart::conv); }
+  /// The first of a slot's recurrent part and the `live` entries of a ring that does not stand for
+  /// its own prefix of tokens[0, size); none where together they stand for tokens[0, size).
+  struct WrongRing {
+    std::string what, expected, actual;
+  };
+  std::optional<WrongRing> wrong_ring(StateSlot slot, StateSlot ring, std::uint32_t live,
+                                      const Tokens& tokens, std::uint32_t size) const;
   bool kv_exists(std::uint32_t slot) const { return slot < kv_in_use_.size(); }
   bool kv_in_use(std::uint32_t slot) const { return kv_in_use_[slot] != 0; }
   /// Fingerprint of the prefix that ends with the token whose KV the slot holds.
@@ -82,6 +95,11 @@ class LabelState final : public LayerState {
   Findings drain();
 
  private:
+  /// The ring beside a slot: an entry's label is that of the prefix which ends with its token.
+  struct Ring {
+    std::vector<Label> entries;
+    Label conv_before;  ///< the conv part where the first entry was written
+  };
   struct StateCell {
     std::array<Label, 2> labels;  // by StatePart
     bool in_use;
@@ -103,6 +121,7 @@ class LabelState final : public LayerState {
   /// By slot and part: the labels that its last verification has left, one for each token of the
   /// row.
   std::map<std::uint32_t, std::array<std::vector<Label>, 2>> verified_;
+  std::map<std::uint32_t, Ring> rings_;  // by slot
   ZeroedArray<std::uint64_t> kv_fingerprint_;
   ZeroedArray<char> kv_in_use_;
   Strides strides_;
@@ -127,6 +146,9 @@ class NoLayerState final : public LayerState {
   void free_state(StateSlot) override {}
   void verify_state(StateSlot, StatePart, const VerifiedRow&) override {}
   void commit_state(StateSlot, std::uint32_t, StateSlot, StatePart) override {}
+  void step_ring(StateSlot, const RingStep&, const Tokens&, std::uint32_t) override {}
+  void fold_ring(StateSlot, std::uint32_t, const Tokens&, std::uint32_t) override {}
+  void rewind_conv(StateSlot) override {}
   void receive_state(StateSlot, StatePart, const Tokens&, std::uint32_t) override {}
   void run_padding_row(StateSlot) override {}
   bool keeps_kv() const override { return false; }

@@ -7,8 +7,9 @@
 #include <map>
 #include <string>
 
+#include "cache_sim/numbers/number_blocks.hpp"
 #include "cache_sim/numbers/number_state.hpp"
-#include "cache_sim/numbers/wrong_numbers.hpp"
+#include "cache_sim/numbers/placed_model.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/registry.hpp"
 #include "reference/protocol/near_word.hpp"
@@ -36,23 +37,36 @@ PolicyEntry::LayerCounts layers_of(const HybridConfig& config) {
 
 std::unique_ptr<NumberedPools> make(const PolicyEntry& policy, const Config& config,
                                     LabelState& labels, PolicyEntry::SlotCounts slots) {
+  const std::string name = model_name(policy, config);
   return std::make_unique<LabelledNumbers>(
-      labels, std::make_unique<NumberState>(shared_truth(model_name(policy, config)), slots.states,
-                                            slots.kv_end, config.page, &labels));
+      labels, std::make_unique<NumberState>(shared_truth(name, *reference::hybrid_preset(name)),
+                                            slots.states, slots.kv_end, config.page, &labels));
+}
+
+std::unique_ptr<NumberedBlocks> make_blocks(const PolicyEntry& policy, const Config& config) {
+  const BlockGroups pool = *policy.groups(config);
+  const PlacedModel placed =
+      *placed_model(*reference::hybrid_preset(model_name(policy, config)), pool);
+  return std::make_unique<NumberBlocks>(shared_truth(placed.key, placed.config), placed, pool);
 }
 
 const Registration<FidelityEntry> kReference{
     {.name = "reference",
      .sentence = "labels, and beside them the numbers of a tiny hybrid model in double, compared "
                  "bit by bit with those of a run without a cache",
+     .models = reference::hybrid_presets,
      .check = check_model,
-     .make = make}};
+     .make = make,
+     .make_blocks = make_blocks}};
 
 }  // namespace
 
 std::string model_name(const PolicyEntry& policy, const Config& config) {
   std::string named = config.text(kModelField);
   if (!named.empty()) return named;
+  if (policy.groups != nullptr)
+    if (const Result<BlockGroups> pool = policy.groups(config))
+      return std::string(preset_for(*pool));
   return policy.has_states ? "tiny-nemotron-h" : "tiny-qwen3";
 }
 
@@ -63,6 +77,10 @@ Result<void> check_model(const PolicyEntry& policy, const Config& config) {
     return fail(fmt::format("field model: there is no model `{}`{}; there are {}", name,
                             but_near(name, reference::hybrid_presets()),
                             fmt::join(reference::hybrid_presets(), ", ")));
+  if (policy.groups != nullptr)
+    return policy.groups(config).and_then([&](const BlockGroups& pool) -> Result<void> {
+      return placed_model(*model, pool).map([](const PlacedModel&) {});
+    });
   const PolicyEntry::LayerCounts layers = layers_of(*model);
   if (layers.states > 0 && !policy.has_states)
     return fail(fmt::format("field model: {} has recurrent states, and policy {} keeps none", name,
@@ -76,27 +94,19 @@ Result<void> check_model(const PolicyEntry& policy, const Config& config) {
   return {};
 }
 
-std::shared_ptr<Truth> shared_truth(const std::string& model) {
+std::shared_ptr<Truth> shared_truth(const std::string& name, const HybridConfig& config) {
+  constexpr std::size_t kMostKept = 4;
   thread_local std::map<std::string, std::shared_ptr<Truth>> known;
-  std::shared_ptr<Truth>& truth = known[model];
-  if (truth == nullptr) {
-    const HybridConfig config = *reference::hybrid_preset(model);
-    truth = std::make_shared<Truth>(
-        std::make_shared<const HybridModel>(config, reference::drawn_hybrid(config)));
-  }
-  return truth;
+  if (const auto found = known.find(name); found != known.end()) return found->second;
+  if (known.size() == kMostKept) known.clear();
+  return known[name] = std::make_shared<Truth>(
+             std::make_shared<const HybridModel>(config, reference::drawn_hybrid(config)));
 }
 
 Findings LabelledNumbers::drain(bool completes) {
   Findings labels = labels_.drain();
-  Findings numbers = numbers_->drain(completes || !labels.empty());
-  if (labels.empty()) return numbers;
-  if (numbers.empty()) return labels;
-  const std::string& said = numbers.front().text;
-  const std::size_t own = said.find(kNumbersSay);  // a finding of a label that a row has read
-  labels.front().text +=
-      own == std::string::npos ? std::string(kNumbersSay) + said : said.substr(own);
-  return labels;
+  const Findings numbers = numbers_->drain(completes || !labels.empty());
+  return told_together(std::move(labels), numbers);
 }
 
 }  // namespace lockstep::cache_sim

@@ -18,9 +18,9 @@ std::string model_name(const PolicyEntry& policy, const Config& config);
 /// that names the field.
 Result<void> check_model(const PolicyEntry& policy, const Config& config);
 
-/// The truth of a model. The runs of a thread share it: it remembers prefixes, and no run changes
-/// their numbers.
-std::shared_ptr<Truth> shared_truth(const std::string& model);
+/// The truth of the model with that name. The runs of a thread share it: it remembers prefixes, and
+/// no run changes their numbers. Each takes up to some 100 MB, so few are kept.
+std::shared_ptr<Truth> shared_truth(const std::string& name, const reference::HybridConfig& config);
 
 class LabelledNumbers final : public NumberedPools {
  public:
@@ -29,6 +29,8 @@ class LabelledNumbers final : public NumberedPools {
       : labels_(labels), numbers_(std::move(numbers)) {}
 
   Findings drain(bool completes) override;
+  void tell_rows() override { numbers_->tell_rows(); }
+  std::vector<std::string> rows() override { return numbers_->rows(); }
 
   void forward(const ForwardRow& row) override { numbers_->forward(row), labels_.forward(row); }
   void launch(std::span<const StateSlot> padding) override {
@@ -70,6 +72,14 @@ class LabelledNumbers final : public NumberedPools {
                     std::uint32_t end) override {
     numbers_->replay_state(slot, part, tokens, begin, end);
     labels_.replay_state(slot, part, tokens, begin, end);
+  }
+  void fold_ring(StateSlot slot, std::uint32_t live, const Tokens& tokens,
+                 std::uint32_t size) override {
+    numbers_->fold_ring(slot, live, tokens, size);
+    labels_.fold_ring(slot, live, tokens, size);
+  }
+  void rewind_conv(StateSlot slot) override {
+    numbers_->rewind_conv(slot), labels_.rewind_conv(slot);
   }
   void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
                      std::uint32_t size) override {

@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <utility>
 
+#include "cache_sim/numbers/compared.hpp"
 #include "cache_sim/numbers/wrong_numbers.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/require.hpp"
@@ -18,35 +16,6 @@ namespace lockstep::cache_sim {
 using reference::HybridModel;
 using reference::HybridPart;
 using reference::HybridRow;
-
-namespace {
-
-constexpr std::uint64_t kQuietNan = 0x7FF8000000000000u;
-
-/// A quiet NaN that carries a slot's number.
-double poison_of(std::uint32_t slot) {
-  return std::bit_cast<double>(kQuietNan | slot);
-}
-
-void poison(std::span<double> slot, std::uint32_t number) {
-  std::ranges::fill(slot, poison_of(number));
-}
-
-bool same_bits(std::span<const double> a, std::span<const double> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
-
-/// Says where a wrong number comes from, if it is poison.
-std::string origin(std::span<const double> numbers, std::string_view kind) {
-  for (const double x : numbers)
-    if (std::isnan(x) &&
-        (std::bit_cast<std::uint64_t>(x) & ~std::uint64_t{0xFFFFFFFF}) == kQuietNan)
-      return fmt::format(", which holds what {} slot {} had before anybody wrote it", kind,
-                         static_cast<std::uint32_t>(std::bit_cast<std::uint64_t>(x)));
-  return "";
-}
-
-}  // namespace
 
 NumberState::NumberState(std::shared_ptr<Truth> truth, std::int64_t states, std::int64_t kv_end,
                          std::int64_t page, const LabelState* labels)
@@ -125,6 +94,7 @@ bool NumberState::exists(const ForwardRow& row) const {
   if (row.state.exists()) for_layers(row.state.value, row.state_layers, check(state_slots_));
   for (const StateTake& take : row.takes)
     for_layers(take.target.value, row.state_layers, check(state_slots_));
+  if (row.ring) check(state_slots_)(row.ring->slot.value);
   return all;
 }
 
@@ -135,6 +105,7 @@ void NumberState::forward(const ForwardRow& row) {
   };
   require(fits(row.state_layers.size(), state_layers_) && fits(row.kv_layers.size(), kv_layers_),
           "a row has as many layers as the model");
+  require(!row.ring || row.state_layers.empty(), "a ring stands beside one slot");
   const auto list = [&](std::span<const KvRun> runs, std::vector<std::uint32_t>& slots) {
     slots.clear();
     for_slots(runs, 0, std::max(row.end, row.padded_to), [&](KvSlots some, std::uint32_t) {
@@ -151,9 +122,18 @@ void NumberState::forward(const ForwardRow& row) {
          "slots of the pools", "another number, or none"});
     return;
   }
+  if (!row.parents.empty() && row.known() <= row.begin) {
+    findings_.push_back(
+        {FindingKind::out_of_range,
+         fmt::format("a tree of drafts behind {} of {} grows from no token of its row",
+                     counted(row.begin, "token"), row.tokens.text(60)),
+         "the last known token in the row", "a row of drafts alone"});
+    return;
+  }
   bool shares = false;
   const auto share = [&](std::uint32_t slot) { shares = shares || is_open(slot); };
   if (row.state.exists()) for_layers(row.state.value, row.state_layers, share);
+  if (row.ring) share(row.ring->slot.value);
   for (const StateTake& take : row.takes) for_layers(take.target.value, row.state_layers, share);
   const auto share_kv = [&](std::uint32_t slot) { shares = shares || kv_open_[slot] == batch_; };
   for (const std::uint32_t slot : KvSlots(told_kv_).subspan(row.begin))
@@ -166,6 +146,7 @@ void NumberState::forward(const ForwardRow& row) {
 
 /// Keeps what the row says, and marks its slots.
 void NumberState::open(const ForwardRow& row, OpenRow& kept) {
+  kept.request = row.request;
   kept.text = row.tokens;
   kept.begin = row.begin, kept.end = row.end, kept.drafts = row.drafts;
   kept.padding = std::max(row.end, row.padded_to) - row.end;
@@ -179,6 +160,7 @@ void NumberState::open(const ForwardRow& row, OpenRow& kept) {
   kept.writes_kv = row.writes_kv;
   kept.verifies = row.drafts > 0;
   kept.keeps = row.keeps;
+  kept.ring = kept.has_state ? row.ring : std::nullopt;
   kept.wrong_label = labels_ == nullptr ? std::nullopt : wrong_state_label(*labels_, row);
   kept.takes.clear();
   const auto open_state = [&](std::uint32_t slot) {
@@ -186,6 +168,7 @@ void NumberState::open(const ForwardRow& row, OpenRow& kept) {
     open_states_.push_back(slot);
   };
   if (kept.has_state) for_layers(kept.state, kept.state_layers, open_state);
+  if (row.ring && row.ring->slot != row.state) open_state(row.ring->slot.value);
   for (const StateTake& take : row.takes) {
     for_layers(take.target.value, kept.state_layers, open_state);
     kept.takes.push_back({take.after, take.target.value, take.parts.recurrent, take.parts.conv});
@@ -234,14 +217,55 @@ void NumberState::run() {
     const std::size_t own = rows[i].sampled() * model_.vocabulary();
     compare(row, logits.first(own));
     logits = logits.subspan(own);
+    if (row.ring) leave_ring(row);
     if (!row.verifies || !row.has_state) continue;
     leave_takes(row);
     for_layers(row.state, row.state_layers, [&](std::uint32_t slot) { left_[slot] = row.after; });
   }
 }
 
+/// A place of a ring; a new one holds poison.
+std::span<double> NumberState::ring_entry(StateSlot slot, std::uint32_t at) {
+  const std::size_t conv = model_.state_size() - model_.recurrent_size();
+  const std::size_t size = model_.state_input_size() + conv;
+  std::vector<double>& ring = rings_[state_index(slot)];
+  if (ring.size() < (at + std::size_t{1}) * size)
+    ring.resize((at + std::size_t{1}) * size, poison_of(slot.value));
+  return std::span(ring).subspan(at * size, size);
+}
+
+/// Moves the recurrent part of a state over the first `live` entries.
+void NumberState::scan_ring(StateSlot ring, std::uint32_t live, std::span<double> state) {
+  std::vector<double> moved(state.begin(), state.end());
+  const std::size_t inputs = model_.state_input_size();
+  for (std::uint32_t at = 0; at < live; ++at) {
+    const std::span<const double> entry = ring_entry(ring, at);
+    std::ranges::copy(entry.subspan(inputs), part_of(moved, StatePart::conv).begin());
+    model_.replay(entry.first(inputs), moved);
+  }
+  std::ranges::copy(part_of(moved, StatePart::recurrent),
+                    part_of(state, StatePart::recurrent).begin());
+}
+
+/// After a step with a ring: the slot has what was written there, and the ring the step's entry.
+void NumberState::leave_ring(const OpenRow& row) {
+  if (!row.ring->writes_state)
+    std::ranges::copy(row.written, part_of(state_at(row.state), StatePart::recurrent).begin());
+  if (row.ring->entry)
+    std::ranges::copy(row.entry, ring_entry(row.ring->slot, *row.ring->entry).begin());
+}
+
 /// The row as the model is told it; keeps the state from which it starts.
 HybridRow NumberState::told(OpenRow& row) {
+  if (row.ring) {
+    const std::span<double> state = state_at(row.state);
+    row.written.assign(state.begin(), state.begin() + model_.recurrent_size());
+    scan_ring(row.ring->slot, row.ring->live, state);
+    row.keeps.recurrent = true;
+    row.entry.resize(ring_entry(row.ring->slot, 0).size());
+    std::ranges::copy(part_of(state, StatePart::conv),
+                      row.entry.begin() + model_.state_input_size());
+  }
   HybridRow told{.tokens = row.tokens,
                  .begin = row.begin,
                  .kv = row.kv,
@@ -257,6 +281,7 @@ HybridRow NumberState::told(OpenRow& row) {
   for (const HybridPart& part : model_.parts())
     if (std::string_view(part.name) != "KV")
       std::ranges::copy(held_state(row, part, row.state), row.before.begin() + part.first);
+  if (row.ring) told.state_inputs = row.entry.data();
   if (!row.verifies) return told;
   row.after.resize(std::max<std::size_t>(1, row.tokens.size() * model_.state_size()));
   told.takes = {};
@@ -323,6 +348,9 @@ void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
     if (!samples) continue;
     const std::span<const double> own = logits.first(V), right = truth_->logits(after.back());
     logits = logits.subspan(V);
+    if (tells_rows_ && i + 1 == size)
+      told_rows_.push_back(
+          told_row(row.request.text(), truth_->size(after.back()), own, right, "without a cache"));
     if (same_bits(own, right)) continue;
     if (!std::exchange(differs, true) || far == 0) {
       first = truth_->size(after.back());
@@ -330,8 +358,17 @@ void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
       same = likeliest_of(own) == likeliest_of(right);
     }
   }
-  if (!differs) return;
-  const std::string moved = far > 0 ? moved_logits(first, far, same) : kLogitsAreRight;
+  if (!differs) {
+    if (row.has_state && row.wrong_label)
+      findings_.push_back(
+          {FindingKind::number_agrees,
+           fmt::format("a row over tokens {} to {} of {} {}, and its numbers are "
+                       "those of a run without a cache",
+                       row.begin, row.end, row.text.text(60), row.wrong_label->text),
+           "other numbers", "the right ones"});
+    return;
+  }
+  const std::string moved = far > 0 ? moved_logits(first, far, same) : std::string(kOnlyReadsWrong);
   report(row, moved, base);
 }
 
@@ -365,14 +402,14 @@ std::string NumberState::first_difference(const OpenRow& row, Truth::Node base) 
     if (std::string_view(part.name) != "KV") {
       if (row.has_state && !same_bits(cut(row.before), cut(truth_->state(last))))
         return fmt::format("unit {}: the {} part of state slot {} differs{}", part.unit, part.name,
-                           row.state, origin(cut(row.before), "state"));
+                           row.state, origin(cut(row.before), "state slot"));
       continue;
     }
     for (std::uint32_t place = 0; place < row.begin; ++place) {
       const std::span<const double> held = held_kv(row, part, row.kv[place]);
       if (!same_bits(held, cut(truth_->kv(path[place]))))
         return fmt::format("unit {}: KV slot {} of token {} differs{}", part.unit, row.kv[place],
-                           place, origin(held, "KV"));
+                           place, origin(held, "KV slot"));
     }
   }
   return "all that it read is right";
@@ -396,7 +433,7 @@ void NumberState::compare_parts(StateSlot slot, StateParts parts, const Tokens& 
     findings_.push_back({FindingKind::number_differs,
                          fmt::format("state slot {} {} {} of {}; unit {}: its {} part differs{}",
                                      slot.value, use, counted(size, "token"), tokens.text(60),
-                                     part.unit, name, origin(own, "state")),
+                                     part.unit, name, origin(own, "state slot")),
                          "the bits of a run without a cache",
                          magnitude(distance(own, wanted)) + " off"});
     return;
@@ -457,6 +494,7 @@ void NumberState::advance_state(StateSlot slot, StatePart part, const Tokens& to
 void NumberState::free_state(StateSlot slot) {
   poison(named(slot), slot.value);
   left_.erase(state_index(slot));
+  rings_.erase(state_index(slot));
 }
 
 void NumberState::verify_state(StateSlot slot, StatePart, const VerifiedRow& row) {
@@ -476,6 +514,18 @@ void NumberState::commit_state(StateSlot verified, std::uint32_t at, StateSlot t
   if (left == left_.end() || (at + std::size_t{1}) * size > left->second.size()) return;
   const std::span<double> from = std::span(left->second).subspan(at * size, size);
   std::ranges::copy(part_of(from, part), part_of(to, part).begin());
+}
+
+void NumberState::fold_ring(StateSlot slot, std::uint32_t live, const Tokens& tokens,
+                            std::uint32_t size) {
+  scan_ring(slot, live, named(slot));
+  compare_parts(slot, {.conv = false}, tokens, size, "is folded with its ring after");
+}
+
+void NumberState::rewind_conv(StateSlot slot) {
+  const std::span<double> state = named(slot);
+  std::ranges::copy(ring_entry(slot, 0).subspan(model_.state_input_size()),
+                    part_of(state, StatePart::conv).begin());
 }
 
 void NumberState::receive_state(StateSlot slot, StatePart part, const Tokens& tokens,

@@ -12,6 +12,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cache_sim/model/fidelity.hpp"
@@ -58,6 +60,12 @@ class NumberState final : public NumberedPools {
                     std::uint32_t end) override {
     if (end > begin) commit_state(slot, end - begin - 1, slot, part);
   }
+  /// A ring's entry is what the units with a state were given for its token, and the window before
+  /// it. The state of a slot and its ring is that of a scan over the entries, in the bits of the
+  /// forwards that wrote them.
+  void fold_ring(StateSlot slot, std::uint32_t live, const Tokens& tokens,
+                 std::uint32_t size) override;
+  void rewind_conv(StateSlot slot) override;
   void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
                      std::uint32_t size) override;
   void run_padding_row(StateSlot slot) override;
@@ -74,12 +82,15 @@ class NumberState final : public NumberedPools {
   void compare_state(StateSlot slot, const Tokens& tokens, std::uint32_t size);
 
   Findings drain(bool completes) override;
+  void tell_rows() override { tells_rows_ = true; }
+  std::vector<std::string> rows() override { return std::exchange(told_rows_, {}); }
   /// Tokens that were computed in rows.
   std::int64_t computed() const { return computed_; }
 
  private:
   /// A row that has been told and not run. Its vectors are kept from batch to batch.
   struct OpenRow {
+    Name request;
     Tokens text;
     std::uint32_t begin, end, drafts;
     std::vector<Token> tokens;
@@ -91,6 +102,9 @@ class NumberState final : public NumberedPools {
     bool has_state, writes_kv, verifies;
     StateParts keeps;
     std::vector<reference::HybridTake> takes;
+    std::optional<RingStep> ring;
+    std::vector<double> written;         ///< of a ring: the slot's own recurrent part
+    std::vector<double> entry;           ///< of a ring: the row's own
     std::optional<Finding> wrong_label;  ///< of the state from which it started
     std::vector<double> before;          ///< the state from which it started
     std::vector<double> after;           ///< of a verification: the states after each token
@@ -113,6 +127,9 @@ class NumberState final : public NumberedPools {
   void open(const ForwardRow& row, OpenRow& kept);
   void run();
   reference::HybridRow told(OpenRow& row);
+  std::span<double> ring_entry(StateSlot slot, std::uint32_t at);
+  void scan_ring(StateSlot ring, std::uint32_t live, std::span<double> state);
+  void leave_ring(const OpenRow& row);
   std::span<double> held_state(const OpenRow& row, const reference::HybridPart& part,
                                std::uint32_t slot);
   std::span<double> held_kv(const OpenRow& row, const reference::HybridPart& part,
@@ -138,10 +155,13 @@ class NumberState final : public NumberedPools {
   std::vector<OpenRow> rows_;
   std::size_t open_ = 0;  // of rows_
   std::vector<std::uint32_t> open_states_;
-  std::map<std::uint32_t, std::vector<double>> left_;  // by slot: the states of its verification
+  std::map<std::uint32_t, std::vector<double>> left_;   // by slot: the states of its verification
+  std::map<std::uint32_t, std::vector<double>> rings_;  // by slot: entries, one behind the other
   std::optional<Half> half_;
   std::vector<double> logits_;
   Findings findings_;
+  bool tells_rows_ = false;
+  std::vector<std::string> told_rows_;
   std::int64_t computed_ = 0;
 };
 

@@ -59,7 +59,7 @@ std::string usage_sentence(const CLI::App& app, const CLI::ParseError& error,
   const CLI::App* const command = subcommand_of(app, words.front());
   if (command == nullptr) {
     const bool is_option = words.front().starts_with("-");
-    std::vector<std::string> known = {"nightly", "server"};
+    std::vector<std::string> known = {"nightly", "server", "sweep"};
     for (const CLI::App* const one : app.get_subcommands({})) known.push_back(one->get_name());
     return std::string("there is no ") + (is_option ? "option" : "command") + " `" + words.front() +
            "`" + but_near(words.front(), {known.begin(), known.end()}) + all;

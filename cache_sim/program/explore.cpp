@@ -28,6 +28,7 @@
 #include "cache_sim/trace/trace_writer.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
+#include "reference/base/mix.hpp"
 #include "reference/base/shell_words.hpp"
 
 namespace lockstep::program {
@@ -89,6 +90,7 @@ struct ExploreWords {
   std::string check = "all";
   std::string timeout = "10s";
   std::string out = "findings";
+  std::string corpus;
   std::string json_path;
   std::string html_path;
   AnnotationOptions annotations;
@@ -99,17 +101,21 @@ struct ExploreWords {
   }
 };
 
-/// Replays the traces that an earlier search left in the folder, and returns those that still show
-/// their finding. A trace that cannot be played, for example one of another machine or version, is
-/// named and skipped. An interrupt ends the function.
-std::vector<std::string> still_there(const std::string& folder, bool allow_exec) {
+std::vector<std::string> traces_in(const std::string& folder) {
   std::vector<std::string> files;
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(folder, none))
     if (entry.path().extension() == ".trace") files.push_back(entry.path().string());
   std::sort(files.begin(), files.end());
+  return files;
+}
+
+/// Replays the traces that an earlier search left in the folder, and returns those that still show
+/// their finding. A trace that cannot be played, for example one of another machine or version, is
+/// named and skipped. An interrupt ends the function.
+std::vector<std::string> still_there(const std::string& folder, bool allow_exec) {
   std::vector<std::string> there;
-  for (const std::string& file : files) {
+  for (const std::string& file : traces_in(folder)) {
     if (is_interrupted()) break;
     const Result<Trace> trace = read_trace(file);
     if (!trace) {
@@ -140,6 +146,55 @@ std::vector<std::string> still_there(const std::string& folder, bool allow_exec)
   return there;
 }
 
+// --- The corpus ----------------------------------------------------------------------------------
+
+/// The traces of the folder --corpus with the subjects of their first `# run:` line. A file that
+/// cannot be read is named and skipped. None of them is played here.
+std::vector<CorpusTrace> corpus_in(const std::string& folder) {
+  std::vector<CorpusTrace> corpus;
+  if (folder.empty()) return corpus;
+  for (const std::string& file : traces_in(folder)) {
+    Result<Trace> trace = read_trace(file);
+    std::vector<std::string> words;
+    if (trace && !trace->runs.empty()) words = directive_words(trace->runs.front(), file);
+    if (words.empty() || words.front() != "replay") {
+      note("not in the corpus: {}\n",
+           trace ? file + " has no line `# run: lockstep replay %s`" : trace.error().text);
+      continue;
+    }
+    words.erase(words.begin());
+    const auto requests = read_run_line(words, true);
+    if (!requests || requests->empty()) {
+      note("not in the corpus: {}: {}\n", file,
+           requests ? "it plays nothing" : requests.error().text);
+      continue;
+    }
+    corpus.push_back({requests->front().subjects, std::move(*trace), {}});
+  }
+  return corpus;
+}
+
+/// Writes what the search added, each under the digest of its text.
+Result<void> write_corpus(const ExploreWords& words, const RunOptions& run,
+                          const std::vector<CorpusTrace>& added) {
+  if (words.corpus.empty()) return {};
+  std::error_code none;  // a failure shows when a file is written
+  fs::create_directories(words.corpus, none);
+  for (const CorpusTrace& one : added) {
+    RunOptions own = run;
+    own.subjects = one.subjects;
+    Trace trace = one.trace;
+    trace.description = {"run: " + run_line(replay_of(own, "%s")),
+                         fmt::format("Reaches {}.", fmt::join(one.marks, ", "))};
+    const std::string text = trace_text(trace);
+    Digest digest;
+    for (const char c : text) digest.add(static_cast<unsigned char>(c));
+    const std::string path = fmt::format("{}/{:016x}.trace", words.corpus, digest.value);
+    if (Result<void> written = write_file(path, text); !written) return written;
+  }
+  return {};
+}
+
 /// The run options that produced a finding.
 RunOptions run_of(const RunOptions& run, const Discovery& found) {
   RunOptions own = run;
@@ -159,6 +214,8 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
     const Discovery& found = outcome.discoveries[i];
     json["findings"].push_back({{"kind", to_string(found.finding.finding.kind)},
                                 {"text", found.finding.finding.text},
+                                {"subject", found.finding.subject},
+                                {"operation", found.finding.operation},
                                 {"expected", found.finding.finding.expected},
                                 {"actual", found.finding.finding.actual},
                                 {"trace", paths[i]},
@@ -173,6 +230,13 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
                     {"from_corpus", outcome.from_corpus},
                     {"corpus", outcome.corpus},
                     {"marks_missed", outcome.marks_missed}};
+  json["search"]["drawn"] = Json::array();
+  for (const auto& [field, counts] : outcome.drawn) {
+    Json values = Json::array();
+    for (const auto& [value, traces] : counts)
+      values.push_back({{"value", value}, {"traces", traces}});
+    json["search"]["drawn"].push_back({{"field", field}, {"values", std::move(values)}});
+  }
   for (const auto& [form, why] : run.children->unsupported())
     json["search"]["unsupported"].push_back({{"operation", form}, {"text", why}});
   if (!outcome.discoveries.empty()) {
@@ -304,14 +368,18 @@ class DiscoveryWriter {
   void write(const Discovery& found) {
     std::error_code none;
     fs::create_directories(words_.out, none);
+    const std::string number = found.trace_number != 0 ? std::to_string(found.trace_number)
+                                                       : fmt::format("corpus{}", paths_.size() + 1);
     paths_.push_back(fmt::format("{}/{}-{}-{}.trace", words_.out,
-                                 to_string(found.finding.finding.kind), words_.seed,
-                                 found.trace_number));
+                                 to_string(found.finding.finding.kind), words_.seed, number));
     const RunOptions own = run_of(run_, found);
     Trace trace = found.trace;
     describe(trace, found.finding, own,
-             fmt::format("Found by trace {} of seed {}; {} before it was shrunk.",
-                         found.trace_number, words_.seed, counted(found.lines_before, "line")));
+             fmt::format("Found by {}; {} before it was shrunk.",
+                         found.trace_number != 0
+                             ? fmt::format("trace {} of seed {}", found.trace_number, words_.seed)
+                             : "a trace of the corpus",
+                         counted(found.lines_before, "line")));
     const Result<void> written = write_file(paths_.back(), trace_text(trace));
     print_finding(trace, found.finding, paths_.back(), own);
     if (written) return;
@@ -367,6 +435,7 @@ Result<void> write_outputs(const ExploreWords& words, const RunOptions& run,
     if (const fs::path folder = fs::path(path).parent_path(); !folder.empty())
       fs::create_directories(folder, none);
   }
+  if (Result<void> written = write_corpus(words, run, outcome.added); !written) return written;
   const Json json = search_json(words, run, outcome, paths);
   if (!words.json_path.empty()) {
     const std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -403,7 +472,9 @@ int run_explore(const ExploreWords& words) {
   const std::vector<std::string> there = still_there(words.out, words.allow_exec);
   for (const std::string& file : there) print("{}: is still there\n", file);
 
-  watch_trace(1, "it is played");
+  options->corpus = corpus_in(words.corpus);
+  watch_trace(options->corpus.empty() ? 1 : 0,
+              options->corpus.empty() ? "it is played" : "the corpus is played");
   DiscoveryWriter writer(words, *run);
   options->stops = is_interrupted;
   options->found = [&](const Discovery& found) { writer.write(found); };
@@ -422,7 +493,10 @@ int run_explore(const ExploreWords& words) {
 
 // --- shrink --------------------------------------------------------------------------------------
 
-int run_shrink(const ReplayRequest& request, const std::string& out) {
+int run_shrink(ReplayRequest request, const std::string& timeout, const std::string& out) {
+  const auto limit = duration(timeout, "--timeout");
+  if (!limit) return refuse(limit.error());
+  request.timeout = *limit;
   const Result<Trace> trace = read_trace(request.file);
   if (!trace) return refuse(trace.error());
   Result<RunOptions> run = run_options(request, trace->config);
@@ -490,6 +564,9 @@ void add_explore(Command& app, int& status) {
       ->add_option("--out", words->out,
                    "the folder for findings; traces that lie there are played first")
       ->capture_default_str();
+  command->add_option("--corpus", words->corpus,
+                      "a folder of traces to begin with, to which the search adds those that reach "
+                      "new code marks (default: none)");
   command->add_option("--json", words->json_path, "write the search's data to this file");
   command->add_option("--html", words->html_path, "write a page about the findings to this file");
   words->annotations.add_to(*command);
@@ -509,6 +586,7 @@ void add_shrink(Command& app, int& status) {
   Command* const command =
       app.add_subcommand("shrink", "write the smallest trace with the same kind of finding");
   const auto request = std::make_shared<ReplayRequest>();
+  const auto timeout = std::make_shared<std::string>("10s");
   const auto out = std::make_shared<std::string>();
   command->add_option("FILE", request->file, "a trace with a finding")->required();
   command
@@ -519,6 +597,10 @@ void add_shrink(Command& app, int& status) {
                       "plant a defect (lockstep list defects; default: none)");
   command->add_option("--config", request->config,
                       "config fields over the file's own: key=value,… (default: none)");
+  command
+      ->add_option("--timeout", *timeout,
+                   "how long a child may take for one answer: a number with ns, us, ms or s")
+      ->capture_default_str();
   command->add_option("-o,--out", *out, "the file to write")->required();
   add_quiet(*command);
   std::vector<StatusHelp> statuses = statuses_of_runs();
@@ -528,7 +610,7 @@ void add_shrink(Command& app, int& status) {
            {"lockstep shrink fixtures/traces/finish_keeps_its_state.trace --defect "
             "sglang-no-buffer:frees-donated-slot -o small.trace",
             kExitInvariant});
-  command->callback([request, out, &status] { status = run_shrink(*request, *out); });
+  command->callback([=, &status] { status = run_shrink(*request, *timeout, *out); });
 }
 
 }  // namespace lockstep::program

@@ -53,7 +53,7 @@ void become(std::vector<std::string> words) {
   ::execvp(arguments[0], arguments.data());
 }
 
-/// `nightly` and `server` are modules of the Python package (cache_sim/python).
+/// `nightly`, `server` and `sweep` are modules of the Python package (cache_sim/python).
 int become_python(std::vector<std::string> words) {
   if (const std::string self = own_file().string(); !self.empty())
     ::setenv("LOCKSTEP_PROGRAM", self.c_str(), 0);
@@ -90,7 +90,8 @@ void become_sibling(const char* program, std::vector<std::string> words) {
 }
 
 int run(const std::vector<std::string>& words) {
-  if (!words.empty() && (words.front() == "nightly" || words.front() == "server"))
+  if (!words.empty() &&
+      (words.front() == "nightly" || words.front() == "server" || words.front() == "sweep"))
     return become_python(words);
   if (!words.empty() && are_for_judge(words) && !lockstep::program::has_judge())
     become_sibling("lockstep-judge", words);
@@ -105,8 +106,9 @@ int run(const std::vector<std::string>& words) {
       "lockstep");
   app.add_version(LOCKSTEP_VERSION);
   app.footer(
-      "`lockstep nightly` (the search of every night) and `lockstep server` (random requests to a "
-      "running server)\nare in Python. `lockstep COMMAND --help` says more.");
+      "`lockstep nightly` (the search of every night), `lockstep server` (random requests to a "
+      "running server) and\n`lockstep sweep` (one search over many machines) are in Python. "
+      "`lockstep COMMAND --help` says more.");
   int status = lockstep::kExitPass;
   lockstep::program::add_replay(app, status);
   lockstep::program::add_compare(app, status);

@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 struct ReportWords {
   std::string fixtures;
   std::string out;
+  std::string fidelity;
   bool allow_exec = false;
 };
 
@@ -44,12 +45,16 @@ void print_summary(const cache_sim::Json& document, const std::string& page) {
   note("{}, {}: {} as expected, {} not; {} planted defects found, as {} of finding\n",
        counted(number("traces"), "trace"), counted(number("runs"), "run"), number("as_expected"),
        number("not_as_expected"), number("defects_shown"), counted(number("kinds_shown"), "kind"));
+  if (number("runs_with_numbers") > 0)
+    note("{} more with the numbers of a model in the slots\n",
+         counted(number("runs_with_numbers"), "run"));
   note("page  {}\n", page);
 }
 
 std::string command_of(const ReportWords& words) {
   std::string command = "./lockstep report";
   if (!words.fixtures.empty()) command += " --fixtures " + shell_quoted(words.fixtures);
+  if (!words.fidelity.empty()) command += " --fidelity " + shell_quoted(words.fidelity);
   if (words.allow_exec) command += " --allow-exec";
   return command;
 }
@@ -78,6 +83,7 @@ int run_report(const ReportWords& words) {
           {fmt::format("{}: the folder cannot be entered", root->string()), kExitEnvironment});
   }
   while (options.fixtures.size() > 1 && options.fixtures.back() == '/') options.fixtures.pop_back();
+  options.fidelity = words.fidelity;
   options.read_run_line = [&](std::vector<std::string> run_line) {
     return read_run_line(std::move(run_line), words.allow_exec);
   };
@@ -114,6 +120,7 @@ void add_report(Command& app, int& status) {
   command->add_option(
       "--fixtures", words->fixtures,
       "the folder with traces/ and regressions/ (default: fixtures of the checkout)");
+  add_fidelity(*command, words->fidelity);
   add_allow_exec(*command, words->allow_exec);
   command->add_option("--out", words->out,
                       "the folder of the pages (default: reports/html of the checkout)");

@@ -86,6 +86,7 @@ std::string option_words(const ReplayRequest& request) {
   std::string words;
   for (const std::string& subject : request.subjects)
     words += " --subject " + shell_quoted(subject);
+  if (!request.fidelity.empty()) words += " --fidelity " + shell_quoted(request.fidelity);
   if (!request.defect.empty()) words += " --defect " + shell_quoted(request.defect);
   if (!request.config.empty()) words += " --config " + shell_quoted(request.config);
   if (request.check != CheckLevel::all)

@@ -8,9 +8,11 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <utility>
 
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/base/json_documents.hpp"
+#include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/replay/timeline.hpp"
 #include "cache_sim/report/junit.hpp"
 #include "cache_sim/report/kernels.hpp"
@@ -144,6 +146,13 @@ class Collector {
   explicit Collector(const ReportOptions& options) : options_(options) {}
 
   Result<Report> collect() {
+    if (!options_.fidelity.empty()) {
+      Config config;
+      config.put(kFidelityField, options_.fidelity);
+      const Result<void> known =
+          check_fidelity(*Registry<PolicyEntry>::find(default_policy()), config);
+      if (!known) return fail("--fidelity: " + known.error().text);
+    }
     Result<std::vector<Fixture>> fixtures = read_fixtures(options_.fixtures);
     if (!fixtures) return tl::unexpected(fixtures.error());
     Json traces = Json::array();
@@ -184,7 +193,11 @@ class Collector {
       if (!planned) return tl::unexpected(planned.error());
       const Result<ReplayOutcome> outcome = replay(planned->request);
       if (!outcome) return tl::unexpected(outcome.error());
-      Json run = shown_run_json(planned->command, planned->request, *outcome, directive.finds);
+      Result<Json> numbered = run_numbered(*planned, *outcome, directive.finds);
+      if (!numbered) return tl::unexpected(numbered.error());
+      Json run = numbered->is_null()
+                     ? shown_run_json(planned->command, planned->request, *outcome, directive.finds)
+                     : *std::move(numbered);
       run["line"] = directive.line;
       run["timeline"] =
           fmt::format("timelines/{}{}-{}.json", prefix, fixture.stem, json["runs"].size() + 1);
@@ -193,6 +206,46 @@ class Collector {
       json["runs"].push_back(std::move(run));
     }
     return json;
+  }
+
+  /// The run once more with numbers, under each model that all its policies can have. What is shown
+  /// is the first one that is not as expected, or else the first; null where there is none.
+  Result<Json> run_numbered(const PlannedRun& planned, const ReplayOutcome& labels,
+                            std::optional<FindingKind> finds) {
+    Json shown;
+    if (options_.fidelity.empty()) return shown;
+    for (const std::string& model : models_of_run(labels)) {
+      PlannedRun numbered = planned;
+      ReplayRequest& request = numbered.request;
+      request.fidelity = options_.fidelity;
+      if (!request.config.empty()) request.config += ',';
+      request.config += fmt::format("{}={}", kModelField, model);
+      const Result<ReplayOutcome> outcome = replay(request);
+      if (!outcome) return tl::unexpected(outcome.error());
+      ++numbered_count_;
+      if (!shown.is_null() && found_by(*outcome) == finds) continue;
+      shown = shown_run_json(replay_command(request).substr(2), request, *outcome, finds);
+      if (!shown["as_expected"]) break;
+    }
+    return shown;
+  }
+
+  std::vector<std::string> models_of_run(const ReplayOutcome& labels) const {
+    std::vector<std::string> all;
+    bool is_first = true;
+    for (std::size_t i = 0; i < labels.run->subject_count(); ++i) {
+      const PolicyEntry* const policy = Registry<PolicyEntry>::find(labels.run->subject_name(i));
+      if (policy == nullptr) continue;  // an oracle, or a child
+      const std::vector<std::string> own =
+          models_of(*policy, labels.run->options().config, options_.fidelity);
+      if (std::exchange(is_first, false))
+        all = own;
+      else
+        std::erase_if(all, [&](const std::string& model) {
+          return std::find(own.begin(), own.end(), model) == own.end();
+        });
+    }
+    return all;
   }
 
   Result<Json> run_workload() {
@@ -266,6 +319,7 @@ class Collector {
     document["summary"] = {{"traces", trace_count_ + regression_count_},
                            {"regressions", regression_count_},
                            {"runs", run_count_},
+                           {"runs_with_numbers", numbered_count_},
                            {"as_expected", as_expected_count_},
                            {"not_as_expected", run_count_ - as_expected_count_},
                            {"defects_shown", defects_.size()},
@@ -298,6 +352,7 @@ class Collector {
   Report report_;
   Json comparisons_ = Json::array(), kernels_ = Json::array(), found_bugs_ = Json::array();
   std::int64_t trace_count_ = 0, regression_count_ = 0, run_count_ = 0, as_expected_count_ = 0;
+  std::int64_t numbered_count_ = 0;
   std::int64_t event_count_ = 0, request_count_ = 0;
   std::map<FindingKind, std::int64_t> kinds_;
   std::set<std::string> defects_;

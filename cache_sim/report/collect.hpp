@@ -31,6 +31,9 @@ struct ReportProgress {
 struct ReportOptions {
   std::string fixtures =
       "fixtures";  ///< has the folder traces/, and perhaps regressions/; shown as it is given
+  /// Runs whose policies can have it are played at this fidelity, too, with every model that fits;
+  /// empty: at the fidelity that they say
+  std::string fidelity{};
   std::string workload{};                     ///< the name of a workload; empty: none
   std::vector<std::string> policies{};        ///< policies for the workload, each beside its oracle
   std::vector<ComparisonPlan> comparisons{};  ///< comparisons of hit ratio against capacity

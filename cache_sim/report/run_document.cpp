@@ -19,7 +19,7 @@ constexpr std::int64_t kEventsAfter = 9;  // of the shown events, those after th
 
 Json events_json(const ReplaySession& run) {
   Json events = Json::array();
-  for (const KeptEvent& event : run.kept_events())
+  for (const KeptEvent& event : run.kept_events()) {
     events.push_back({{"event", events.size() + 1},
                       {"line", event.line},
                       {"time_ns", event.time},
@@ -27,6 +27,8 @@ Json events_json(const ReplaySession& run) {
                       {"reply", event.reply},
                       {"kv_used", event.kv_used},
                       {"states_used", event.states_used}});
+    if (!event.rows.empty()) events.back()["numbers"] = event.rows;
+  }
   return events;
 }
 

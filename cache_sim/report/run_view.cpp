@@ -109,6 +109,8 @@ View events_view(const JsonField& run) {
   const auto add = [&](std::int64_t event, bool gap) {
     View row = view_of(events.item(static_cast<std::size_t>(event - 1)));
     row.set("wrong", event == wrong);
+    if (!events.item(static_cast<std::size_t>(event - 1)).has("numbers"))
+      row.set("numbers", View(false));
     row.set("gap", gap);
     rows.push_back(row);
   };

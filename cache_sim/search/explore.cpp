@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <charconv>
 #include <set>
 #include <utility>
 
@@ -75,6 +77,13 @@ class Marks {
         fresh |= pairs_.emplace(reached_[i], reached_[j]).second;
     return fresh;
   }
+  /// The names of the marks that the trace reached for which reached_new_pair() was asked last.
+  std::vector<std::string> reached() const {
+    std::vector<std::string> names;
+    for (const std::size_t i : reached_) names.push_back(names_[i]);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
   std::vector<std::string> missed() const {
     std::vector<std::string> names;
     for (std::size_t i = 0; i < counts_.size(); ++i)
@@ -102,10 +111,14 @@ struct Player {
 class Explorer {
  public:
   Explorer(const ExploreOptions& options, std::vector<Player> players)
-      : options_(options), players_(std::move(players)) {}
+      : options_(options), players_(std::move(players)) {
+    for (const auto& [field, value] : Config().fields())
+      if (Registry<ConfigOption>::find(field) == nullptr) common_fields_.push_back(field);
+  }
 
   Result<ExploreOutcome> explore() {
     const auto start = Clock::now();
+    play_given_corpus();
     Digest digest;
     for (std::int64_t number = 1; goes_on(number, start); ++number) {
       Draw draw(options_.seed, static_cast<std::uint64_t>(number));
@@ -124,11 +137,14 @@ class Explorer {
       if (!played->finding && number % kTwiceEvery == 0) check_replays_identically(*played);
       if (played->finding) {
         note(number, std::move(*played));
-      } else if (marks_.reached_new_pair() && corpus_.size() < kMostCorpus) {
+      } else if (marks_.reached_new_pair() && outcome_.added.size() < kMostCorpus) {
+        outcome_.added.push_back({players_[played->candidate.player].subjects,
+                                  as_trace(played->candidate), marks_.reached()});
         corpus_.push_back(std::move(played->candidate));
       }
       report(number, false);
     }
+    count_defaults();
     outcome_.corpus = corpus_.size();
     outcome_.digest = digest.value;
     outcome_.marks_missed = marks_.missed();
@@ -137,6 +153,59 @@ class Explorer {
   }
 
  private:
+  void play_given_corpus() {
+    for (const CorpusTrace& given : options_.corpus) {
+      const auto player = std::find_if(players_.begin(), players_.end(), [&](const Player& one) {
+        return one.subjects == given.subjects;
+      });
+      if (player == players_.end()) continue;
+      if (!goes_on(0, Clock::now())) return;
+      marks_.start();
+      Result<Execution> played =
+          play({.player = static_cast<std::size_t>(player - players_.begin()),
+                .config = given.trace.config,
+                .scheduled = given.trace.scheduler_level,
+                .steps = literal_steps(given.trace.statements)});
+      if (!played) continue;
+      if (played->finding)
+        note(0, std::move(*played));
+      else if (marks_.reached_new_pair())
+        corpus_.push_back(std::move(played->candidate));
+    }
+    if (!options_.corpus.empty()) report(0, false);
+  }
+
+  static std::string bucket_of(const std::string& value) {
+    constexpr std::uint64_t kExactTo = 16;
+    std::uint64_t number = 0;
+    const char* const end = value.data() + value.size();
+    const std::from_chars_result read = std::from_chars(value.data(), end, number);
+    if (read.ec != std::errc() || read.ptr != end || number <= kExactTo) return value;
+    return std::to_string(std::bit_floor(number));
+  }
+
+  void count_drawn(const Candidate& fresh) {
+    const auto count = [&](const std::string& field, const std::string& value) {
+      ++outcome_.drawn[field][bucket_of(value)];
+    };
+    count("subject", players_[fresh.player].subjects.front());
+    count("level", fresh.scheduled ? "requests" : "operations");
+    for (const std::string& field : common_fields_) count(field, *fresh.config.find(field));
+    for (const auto& [field, value] : fresh.config.options) count(field, value);
+  }
+
+  /// Options are counted above only where they are not at their defaults.
+  void count_defaults() {
+    const std::int64_t fresh = outcome_.traces - outcome_.from_corpus;
+    for (auto& [field, counts] : outcome_.drawn) {
+      const ConfigOption* const option = Registry<ConfigOption>::find(field);
+      if (option == nullptr) continue;
+      std::int64_t others = 0;
+      for (const auto& [value, traces] : counts) others += traces;
+      if (fresh > others) counts[bucket_of(std::string(option->otherwise))] += fresh - others;
+    }
+  }
+
   bool goes_on(std::int64_t number, Clock::time_point start) const {
     if (static_cast<std::int64_t>(outcome_.discoveries.size()) >= options_.findings) return false;
     if (stops()) return false;
@@ -162,6 +231,7 @@ class Explorer {
                                    players_[fresh.player].fixed);
     fresh.config = swarm.config;
     fresh.scheduled = swarm.scheduled;
+    count_drawn(fresh);
     if (!swarm.scheduled) return play_fresh(std::move(fresh), swarm, draw);
     fresh.steps = literal_steps(random_requests(swarm, draw));
     return play(std::move(fresh));
@@ -400,6 +470,7 @@ class Explorer {
   const ExploreOptions& options_;
   const std::vector<Player> players_;
   Marks marks_;
+  std::vector<std::string> common_fields_;  // of every policy's configuration
   std::vector<Candidate> corpus_;
   ExploreOutcome outcome_;
 };

@@ -16,7 +16,8 @@
 namespace lockstep::cache_sim {
 
 struct Discovery {
-  std::int64_t trace_number = 0;  ///< counted from 1: the number of tests until the detection
+  /// counted from 1: the number of tests until the detection; 0: a trace of ExploreOptions::corpus
+  std::int64_t trace_number = 0;
   std::vector<std::string> subjects;
   Trace trace;  ///< shrunk, with comment lines; empty if the callback `found` was given it
   std::size_t lines = 0;  ///< lines of the trace
@@ -24,6 +25,13 @@ struct Discovery {
   std::size_t lines_before = 0;
   std::int64_t shrink_executions = 0;
   double shrink_s = 0;
+};
+
+/// A trace without a finding that reached code marks together that no trace before it reached.
+struct CorpusTrace {
+  std::vector<std::string> subjects;
+  Trace trace;
+  std::vector<std::string> marks;  ///< all marks that it reached, sorted by name
 };
 
 struct ExploreOptions {
@@ -35,6 +43,10 @@ struct ExploreOptions {
   std::int64_t traces = 1000;         ///< the largest number of traces
   std::chrono::milliseconds time{0};  ///< the time limit; 0: none
   std::int64_t findings = 1;          ///< the search stops after this many findings
+  /// Traces of earlier searches. They are played before the search, in this order, and are
+  /// recombined from then on. A trace for subjects that do not play here is left out, and so is one
+  /// that is bad input by now.
+  std::vector<CorpusTrace> corpus{};
   bool shrinks = true;
   std::chrono::milliseconds shrink_time{0};  ///< the time limit for each finding; 0: none
   /// The argument of a callback after each trace, and after each execution while a finding is
@@ -58,6 +70,10 @@ struct ExploreOutcome {
   std::uint64_t digest = 0;  ///< over the digests of all runs
   std::vector<Discovery> discoveries;
   std::vector<std::string> marks_missed;  ///< code marks that no trace reached
+  std::vector<CorpusTrace> added;  ///< the traces that joined the corpus, in the order of joining
+  /// The number of fresh traces that drew each value: by config field, and by `subject` and
+  /// `level`. A number above 16 is counted at the power of two below it.
+  std::map<std::string, std::map<std::string, std::int64_t>> drawn;
   double wall_s = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cache_sim/check/trace_player.hpp"
+#include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/search/branch_names.hpp"
 #include "cache_sim/search/operation_player.hpp"
 #include "cache_sim/server/simulation.hpp"
@@ -126,6 +127,8 @@ class Shrinker {
       return fail("the trace ends without a finding, so there is nothing to shrink");
     sought_ = *first->finding;
     adopt(best_.config, *first);
+    const Config numbered = best_.config;
+    const bool at_labels = leave_numbers();
     has_branch_names_ = name_by_branch();
     if (!has_branch_names_) tell_repeats_apart();
     for (std::size_t before = 0; before != size();) {
@@ -139,6 +142,7 @@ class Shrinker {
       has_branch_names_ ? merge_branches() : merge_documents();
     }
     rename();
+    if (at_labels) bring_back_numbers(numbered);
     ShrinkOutcome outcome;
     outcome.trace = as_trace(best_);
     outcome.finding = finding_;
@@ -178,6 +182,23 @@ class Shrinker {
     best_.config = config;
     best_.steps = played.steps;
     finding_ = *played.finding;
+  }
+
+  /// Numbers explain a wrong label and decide nothing: smaller traces are sought with labels alone,
+  /// which run several times as fast.
+  bool leave_numbers() {
+    Candidate labels = best_;
+    for (const std::string_view field : {kFidelityField, kModelField})
+      labels.config.put(field, *Config().find(field));
+    return labels.config.text(kFidelityField) != best_.config.text(kFidelityField) &&
+           attempt(labels);
+  }
+
+  void bring_back_numbers(const Config& numbered) {
+    Candidate candidate = best_;
+    for (const std::string_view field : {kFidelityField, kModelField})
+      candidate.config.put(field, numbered.text(field));
+    attempt(candidate);
   }
 
   /// The size that shrinking reduces: lines first, then tokens, then everything that differs from

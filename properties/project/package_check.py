@@ -46,7 +46,7 @@ def expect_program(prefix, version, has_judge):
     for shell, path in (("bash", "bash-completion/completions/lockstep"), ("zsh", "zsh/vendor-completions/_lockstep"),
                         ("fish", "fish/vendor_completions.d/lockstep.fish")):
         assert (share / path).read_text() == output(program, "completion", shell), path
-    text = "import lockstep; from lockstep import nightly_page; print(lockstep.__file__, bool(nightly_page.style()))"
+    text = "import lockstep; from lockstep import html_parts; print(lockstep.__file__, bool(html_parts.style()))"
     environment = {name: value for name, value in os.environ.items() if name != "LOCKSTEP_PROGRAM"}
     said = output(sys.executable, "-c", text, cwd="/",
                   env={**environment, "PYTHONPATH": str(prefix / "lib/python3/dist-packages"),

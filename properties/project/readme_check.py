@@ -26,9 +26,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md", "bench/README.md", "cache_sim/check/protocol.md", "cache_sim/check/findings.md",
     "cache_sim/compare/comparing.md", "cache_sim/logs/server_logs.md", "cache_sim/policies/README.md",
-    "cache_sim/program/commands.md", "cache_sim/python/README.md", "cache_sim/replay/json.md",
+    "cache_sim/program/commands.md", "cache_sim/python/README.md", "cache_sim/python/sweep.md", "cache_sim/replay/json.md",
     "cache_sim/server/schedulers.md", "cache_sim/trace/grammar.md", "cache_sim/workloads/workloads.md",
-    "fixtures/subjects/README.md", "fixtures/subjects/static_kv/README.md", "kernels/judge/judge.md",
+    "fixtures/subjects/README.md", "fixtures/subjects/edge_llm/README.md", "fixtures/subjects/static_kv/README.md",
+    "kernels/judge/judge.md",
     "kernels/torch/operators.md", "reference/README.md", "reference/contract.md", "reference/caches/edge_llm.md",
     "reference/caches/marconi.md", "reference/caches/sglang.md", "reference/caches/static_kv.md",
     "reference/caches/vllm.md", "reports/README.md", "reports/found/README.md", "reports/kernels/README.md",
@@ -48,6 +49,7 @@ NOT_RUN = {
     "fixtures/subjects/vllm": "brings vLLM in from PyPI, or needs it",
     "fixtures/subjects/llama_cpp": "builds llama.cpp, or needs it",
     r"--program \.lockstep/llama_cpp": "needs llama.cpp",
+    "fixtures/subjects/edge_llm": "brings onnx in from PyPI, or needs it; a test of its own",
     "fixtures/subjects/static_kv": "needs transformers; a test of its own",
     "lockstep_static_kv_generate": "needs what lockstep.static_kv has exported; a test of its own",
     "fixtures/subjects/transformers": "brings transformers in from PyPI",
@@ -120,7 +122,8 @@ def fill(folder, build, text):
     for entry in ROOT.iterdir():
         if entry.name not in (".git", "build", "lockstep", "findings"):
             (folder / entry.name).symlink_to(entry)
-    (folder / "lockstep").write_text(f'#!/bin/sh\nexec "{build}/lockstep" "$@"\n')
+    # As the script does, for the words that are Python's.
+    (folder / "lockstep").write_text(f'#!/bin/sh\n[ "$1" != sweep ] || export PYTHONPATH="{ROOT}/cache_sim/python"\nexec "{build}/lockstep" "$@"\n')
     (folder / "lockstep").chmod(0o755)
     (folder / "build").mkdir()
     for name in ("current", "cpu", "cuda"):

@@ -4,7 +4,9 @@
 #include <memory>
 
 #include "cache_sim/model/fidelity.hpp"
+#include "cache_sim/numbers/number_blocks.hpp"
 #include "cache_sim/numbers/number_state.hpp"
+#include "cache_sim/numbers/placed_model.hpp"
 #include "properties/support/search.hpp"
 #include "reference/base/registry.hpp"
 
@@ -15,25 +17,45 @@ using namespace cache_sim;  // NOLINT: all of it is used
 
 constexpr std::int64_t kTraces = 300;  ///< of a search for one defect
 
-std::shared_ptr<Truth> truth_of(bool has_states) {
-  static std::map<bool, std::shared_ptr<Truth>> known;
-  std::shared_ptr<Truth>& one = known[has_states];
-  const auto config = *reference::hybrid_preset(has_states ? "tiny-nemotron-h" : "tiny-qwen3");
+std::shared_ptr<Truth> truth_of(const std::string& name, const reference::HybridConfig& config) {
+  static std::map<std::string, std::shared_ptr<Truth>> known;
+  if (known.size() > 4) known.clear();
+  std::shared_ptr<Truth>& one = known[name];
   if (one == nullptr)
     one = std::make_shared<Truth>(
         std::make_shared<const reference::HybridModel>(config, reference::drawn_hybrid(config)));
   return one;
 }
 
+std::unique_ptr<NumberedPools> make_pools(const PolicyEntry& policy, const Config& config,
+                                          LabelState&, PolicyEntry::SlotCounts slots) {
+  const std::string model = policy.has_states ? "tiny-nemotron-h" : "tiny-qwen3";
+  return std::make_unique<NumberState>(truth_of(model, *reference::hybrid_preset(model)),
+                                       slots.states, slots.kv_end, config.page);
+}
+
+Result<PlacedModel> placed(const PolicyEntry& policy, const Config& config) {
+  return policy.groups(config).and_then([](const BlockGroups& pool) {
+    return placed_model(*reference::hybrid_preset(preset_for(pool)), pool);
+  });
+}
+
+std::unique_ptr<NumberedBlocks> make_blocks(const PolicyEntry& policy, const Config& config) {
+  const PlacedModel model = *placed(policy, config);
+  return std::make_unique<NumberBlocks>(truth_of(model.key, model.config), model,
+                                        *policy.groups(config), false);
+}
+
 const Registration<FidelityEntry> kNumbersAlone{
     {.name = "numbers-alone",
      .sentence = "of the tests",
-     .check = [](const PolicyEntry&, const Config&) { return Result<void>(); },
-     .make = [](const PolicyEntry& policy, const Config& config, LabelState&,
-                PolicyEntry::SlotCounts slots) -> std::unique_ptr<NumberedPools> {
-       return std::make_unique<NumberState>(truth_of(policy.has_states), slots.states, slots.kv_end,
-                                            config.page);
-     }}};
+     .models = nullptr,
+     .check = [](const PolicyEntry& policy, const Config& config) -> Result<void> {
+       if (policy.groups == nullptr) return {};
+       return placed(policy, config).map([](const PlacedModel&) {});
+     },
+     .make = make_pools,
+     .make_blocks = make_blocks}};
 
 /// The damaged policy alone, whose labels are looked at.
 RunOptions damaged(const std::string& defect) {
@@ -77,13 +99,15 @@ std::vector<std::string> defects_with_numbers() {
 }
 
 std::vector<std::string> models_of(const std::string& policy) {
-  std::vector<std::string> names;
-  for (const std::string_view preset : reference::hybrid_presets()) {
-    Config config;
-    config.put(kFidelityField, "reference");
-    config.put(kModelField, preset);
-    if (check_fidelity(*Registry<PolicyEntry>::find(policy), config)) names.emplace_back(preset);
-  }
+  const PolicyEntry& entry = *Registry<PolicyEntry>::find(policy);
+  Config config;
+  if (entry.layers != nullptr) config.put("layers", "mamba,attention,mamba");  // as a search draws
+  std::vector<std::string> names = cache_sim::models_of(entry, config, "reference");
+  if (entry.groups == nullptr) return names;
+  for (const char* const field : {"block", "hash_block"}) config.put(field, 4);
+  config.put("groups", "attention:4");  // a search draws groups that fit
+  for (std::string& model : cache_sim::models_of(entry, config, "reference"))
+    names.push_back(std::move(model));
   return names;
 }
 

@@ -49,6 +49,9 @@ constexpr std::array kKinds{
             "A row's result depends on which other rows are in its batch."},
     KindRow{FindingKind::number_differs, "number-differs", kExitInvariant,
             "A row's logits or state are not, bit by bit, those of a run without a cache."},
+    KindRow{FindingKind::number_agrees, "number-agrees", kExitInvariant,
+            "A row read a state whose label is wrong, and its numbers are right, bit by bit: the "
+            "model does not feel the mistake, or the label is wrong."},
     KindRow{FindingKind::broken_invariant, "broken-invariant", kExitInvariant,
             "A server says that a rule of its own does not hold."},
     KindRow{FindingKind::cached_too_much, "cached-too-much", kExitDiffers,

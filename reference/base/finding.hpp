@@ -28,6 +28,7 @@ enum class FindingKind : std::uint8_t {
   out_of_range,
   batch_variance,    ///< a row's bits depend on the rest of its batch
   number_differs,    ///< a row's logits or state are not those of a run without a cache
+  number_agrees,     ///< a row read what a wrong label stands for, and its numbers are right
   broken_invariant,  ///< a child says that a rule of its own does not hold
   cached_too_much,   ///< more than any stored prefix, or the whole prompt
   missed_reuse,      ///< less than the policy promises

@@ -198,7 +198,7 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
     evicted.kv += for_kv.kv;
     evicted.states += for_kv.states;
   }
-  request.computed = there;
+  request.computed = request.written = there;
   request.allocated = up_to_whole_pages(there);
   request.protected_size = cached;
   request.state_locked = has_states_;
@@ -260,15 +260,30 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
   request.known.tokens.append(operation.tokens);
   if (verifies) {
     before_verification(request, operation.n);
+    request.written = request.computed;
     request.pending = Verification{inputs, *tree};
   } else {
     const std::int64_t from = request.computed;
     if (operation.async) request.in_flight.push_back(from);
     request.computed += operation.n;
+    write_state(request, from, forward);
     advanced(request, from, forward);
     if (!operation.async) results_came(request);
   }
   return evicted_reply(evicted).set(ReplyField::n, operation.n);
+}
+
+/// Every forward writes the state, but a decode step with a ring [1.12]: that one writes it where
+/// the ring is full, and where the length is a multiple of the track interval.
+void SglangOracle::write_state(Request& request, std::int64_t from, Forward forward) const {
+  const std::int64_t ring = config_.number("replay_ring");
+  const std::int64_t interval = config_.number("track_interval");
+  if (ring == 0 || forward != Forward::decode) {
+    request.written = request.computed;
+    return;
+  }
+  for (std::int64_t length = from + 1; length <= request.computed; ++length)
+    if (length == request.written + ring || length % interval == 0) request.written = length;
 }
 
 /// KV for the tokens from `computed` to `to`; false, and nothing taken, where there is too little.
@@ -321,6 +336,7 @@ Result<Reply> SglangOracle::accept(const Operation& operation) {
       return fail("accept: all tokens but the last are drafts, each after the one before");
     const std::int64_t from = request.computed;
     request.computed += inputs + operation.n - 1;  // the last token is not computed yet
+    request.written = request.computed;
     advanced(request, from, Forward::verification);
     request.allocated = up_to_whole_pages(request.computed);
     request.pending.reset();
@@ -367,7 +383,8 @@ Result<Reply> SglangOracle::checkpoint(const Operation& operation) {
 std::optional<SglangOracle::Stored> SglangOracle::store_unfinished(Request& request,
                                                                    std::int64_t up_to) {
   // The live state stands for exactly the computed tokens.
-  if (has_states_ && up_to != request.computed) return Stored{false, request.protected_size};
+  if (has_states_ && (up_to != request.computed || request.written != up_to))
+    return Stored{false, request.protected_size};
   const std::int64_t length = whole_pages(up_to);
   if (length == 0 || length < request.protected_size) return Stored{true, request.protected_size};
   StateSlot copy;
@@ -405,9 +422,10 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
 }
 
 SglangOracle::Stored SglangOracle::store_finished(Request& request, std::int64_t owned) {
-  const std::int64_t length = whole_pages(owned);
-  // A state is stored for all computed tokens or not at all.
-  const bool fits = has_states_ ? owned == request.computed : length >= request.protected_size;
+  // A state is stored for all computed tokens or not at all; what its ring has, it lacks.
+  const bool whole = owned == request.computed;
+  const std::int64_t length = whole_pages(has_states_ && whole ? request.written : owned);
+  const bool fits = has_states_ ? whole : length >= request.protected_size;
   if (!fits || length == 0) return {true, request.protected_size};
   StateSlot given = request.live;
   if (variant_.finish_copies) {

@@ -80,7 +80,8 @@ class SglangOracle : public Subject {
     std::int64_t prompt = 0;          ///< tokens of the original prompt
     std::int64_t admitted = 0;        ///< tokens known at the admission
     std::int64_t branch = 0;          ///< the match's branch position
-    std::int64_t computed = 0;        ///< tokens that the live state stands for
+    std::int64_t computed = 0;        ///< tokens that the live state stands for, with its ring
+    std::int64_t written = 0;         ///< those that it stands for without the ring [1.12]
     std::int64_t allocated = 0;       ///< tokens that have KV, rounded up to pages
     std::int64_t protected_size = 0;  ///< tokens whose KV is the map's: this prefix is locked
     bool state_locked = true;         ///< the lock's receipt
@@ -166,6 +167,7 @@ class SglangOracle : public Subject {
   bool make_slots_free(std::int64_t needed, Evicted& evicted);
   Result<Reply> hold_slot(Name name, std::int64_t length);
   void forget(std::map<std::string, Request>::iterator request);
+  void write_state(Request& request, std::int64_t from, Forward forward) const;
 
   std::map<std::string, Request> requests_;
   std::map<std::string, Held> held_;     ///< state slots that tree verbs named

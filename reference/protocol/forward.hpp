@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "reference/base/ids.hpp"
@@ -61,6 +62,16 @@ struct StateTake {
   StateParts parts{};
 };
 
+/// A decode step over a state that is written once in a window: a ring beside the slot holds, for
+/// each token since, what the step added to the state. The slot's recurrent part stands for
+/// tokens[0, begin - live), entry j of the ring for the token begin - live + j.
+struct RingStep {
+  StateSlot slot{};                      ///< the slot whose ring it is
+  std::uint32_t live = 0;                ///< entries that the step reads
+  std::optional<std::uint32_t> entry{};  ///< the place that the token's own entry gets
+  bool writes_state = false;  ///< the recurrent part stands for tokens[0, begin + 1) afterwards
+};
+
 /// The forward computes tokens [begin, end) of a request. A token's position is its index; that of
 /// a draft in a tree is the number of tokens on its way from the first one. Spans live as long as
 /// the call that is given the row.
@@ -76,9 +87,10 @@ struct ForwardRow {
   /// their children. Empty: the drafts are a chain.
   std::span<const std::int64_t> parents{};
 
-  StateSlot state{};   ///< stands for tokens[0, begin); none: attention alone
+  StateSlot state{};   ///< stands for tokens[0, begin), with its ring; none: attention alone
   StateParts keeps{};  ///< the parts that stand for tokens[0, end) afterwards; others stay
   std::span<const StateTake> takes{};  ///< in the order of their tokens, each within [begin, end]
+  std::optional<RingStep> ring{};  ///< of a row of one token; `keeps.recurrent` is of no use then
 
   /// KV by place: slot i is that of token i, those of drafts included, also in a tree. The row
   /// reads places [0, end) and writes [begin, end).

@@ -95,6 +95,14 @@ void run_states(LayerState& layers, const ForwardRow& row, std::uint32_t distanc
   advance_to(row.end);
 }
 
+void run_ring(LayerState& layers, const ForwardRow& row, std::uint32_t distance) {
+  const StateSlot own{row.state.value + distance};
+  RingStep step = *row.ring;
+  step.slot.value += distance;
+  layers.step_ring(own, step, row.tokens, row.begin);
+  if (row.keeps.conv) layers.advance_state(own, StatePart::conv, row.tokens, row.begin, row.end);
+}
+
 void verify(LayerState& layers, const ForwardRow& row, std::uint32_t distance) {
   const Tokens known = row.tokens.prefix(row.known());
   const Tokens drafts = row.tokens.slice(row.known(), row.end);
@@ -108,14 +116,30 @@ void verify(LayerState& layers, const ForwardRow& row, std::uint32_t distance) {
 void LayerState::forward(const ForwardRow& row) {
   require(row.begin <= row.end && row.end <= row.tokens.size(),
           "a row computes tokens that it has");
+  require(!row.ring || (row.end == row.begin + 1 && row.drafts == 0 && row.takes.empty()),
+          "a step with a ring is a row of one token");
   if (keeps_kv()) write_row(*this, row);
   if (!row.state.exists()) return;
   for_layers(row.state_layers, [&](std::uint32_t distance) {
     if (row.drafts != 0 && row.takes.empty())
       verify(*this, row, distance);
+    else if (row.ring)
+      run_ring(*this, row, distance);
     else
       run_states(*this, row, distance);
   });
+}
+
+void LayerState::step_ring(StateSlot, const RingStep&, const Tokens&, std::uint32_t) {
+  require(false, "these layers keep no rings");
+}
+
+void LayerState::fold_ring(StateSlot, std::uint32_t, const Tokens&, std::uint32_t) {
+  require(false, "these layers keep no rings");
+}
+
+void LayerState::rewind_conv(StateSlot) {
+  require(false, "these layers keep no rings");
 }
 
 }  // namespace lockstep

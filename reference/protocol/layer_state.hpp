@@ -81,6 +81,17 @@ class LayerState {
                             std::uint32_t begin, std::uint32_t end) {
     advance_state(slot, part, tokens, begin, end);
   }
+  /// The recurrent half of a decode step over tokens[0, begin + 1) with a ring. The step that
+  /// writes entry 0 keeps the conv part that it finds for rewind_conv(), so it comes before the
+  /// conv half.
+  virtual void step_ring(StateSlot slot, const RingStep& step, const Tokens& tokens,
+                         std::uint32_t begin);
+  /// The recurrent part of the slot becomes what it and the first `live` entries of its ring stand
+  /// for: tokens[0, size).
+  virtual void fold_ring(StateSlot slot, std::uint32_t live, const Tokens& tokens,
+                         std::uint32_t size);
+  /// The conv part of the slot becomes what it was before its ring's first entry was written.
+  virtual void rewind_conv(StateSlot slot);
   /// Writes that part of the slot with the state that another server sends for tokens[0, size).
   virtual void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
                              std::uint32_t size) = 0;

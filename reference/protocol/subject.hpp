@@ -18,6 +18,10 @@
 namespace lockstep {
 
 class LabelState;
+namespace cache_sim {
+class NumberedBlocks;
+struct BlockGroups;
+}  // namespace cache_sim
 
 /// Checks the invariants of a subject's inner structures; it shares none of the subject's
 /// decisions.
@@ -71,6 +75,8 @@ struct SubjectOptions {
   LayerState* layers =
       nullptr;  ///< never null; a LayerState that does nothing where nothing is checked
   const Defect* defect = nullptr;  ///< the one rule to break
+  /// Of a policy whose memory is blocks: the numbers in them; null: there are none.
+  cache_sim::NumberedBlocks* blocks = nullptr;
 };
 
 /// A cache policy, the real structure (cache_sim/).
@@ -94,8 +100,14 @@ struct PolicyEntry {
   SlotCounts (*slots)(const Config&) = nullptr;
   Capabilities capabilities;  ///< beside Capability::request; its oracle has the same
   bool is_default = false;    ///< true of one policy: see default_policy()
-  /// Its forwards are told by LayerState::forward(), so that its slots may hold numbers.
+  /// Its forwards are told by LayerState::forward() or BlockMemory::forward(), so that its slots or
+  /// blocks may hold numbers.
   bool tells_forwards = false;
+  /// Whether the rows of a configuration have rings (ForwardRow::ring). Null: never.
+  bool (*has_rings)(const Config&) = nullptr;
+  /// The groups of layers that take blocks from its one pool. Null: it has slots. The error is a
+  /// sentence that names the field: its rows are not told in this configuration.
+  Result<cache_sim::BlockGroups> (*groups)(const Config&) = nullptr;
   /// The numbers of layers that keep KV and that keep states, where each layer has slots of its
   /// own. Null: a slot has the same number in all layers of whatever model.
   struct LayerCounts {

@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "cache_sim/numbers/compared.hpp"
 #include "cache_sim/numbers/torch/judged_calls.hpp"
 #include "cache_sim/numbers/torch/tensor_call.hpp"
 #include "cache_sim/numbers/wrong_numbers.hpp"
@@ -192,6 +193,7 @@ void TensorState::forward(const ForwardRow& row) {
   for (const std::uint32_t slot : kv) kv_open_[slot] = batch_;
 
   OpenRow& open = rows_.emplace_back();
+  open.request = row.request;
   open.text = row.tokens;
   open.also = told_also_;
   if (labels_ != nullptr) open.wrong_label = wrong_state_label(*labels_, row);
@@ -363,8 +365,14 @@ void TensorState::compare(const OpenRow& open, const float* logits) {
   const float* const right = open.truth->logits.data();
   const auto bytes = static_cast<std::size_t>(row.sampled() * V) * sizeof(float);
   const bool differs = std::memcmp(logits, right, bytes) != 0;
+  if (tells_rows_) {
+    const std::int64_t last = (row.sampled() - 1) * V;
+    told_rows_.push_back(told_row(
+        open.request.text(), static_cast<std::uint32_t>(row.begin + row.size() - row.padding),
+        doubles(logits + last, V), doubles(right + last, V), "the row alone"));
+  }
   if (!differs && open.wrong_state.empty()) return;
-  std::string moved = kLogitsAreRight;
+  std::string moved(kOnlyReadsWrong);
   for (std::int64_t i = 0; i < row.sampled(); ++i) {
     const std::vector<double> own = doubles(logits + i * V, V), wanted = doubles(right + i * V, V);
     const double far = distance(own, wanted);

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cache_sim/model/fidelity.hpp"
@@ -67,6 +68,8 @@ class TensorState final : public NumberedPools {
   }
 
   Findings drain(bool completes) override;
+  void tell_rows() override { tells_rows_ = true; }
+  std::vector<std::string> rows() override { return std::exchange(told_rows_, {}); }
   const GreedyTokens& greedy() const { return greedy_; }
   /// Tokens that were computed in rows.
   std::int64_t computed() const { return computed_; }
@@ -74,6 +77,7 @@ class TensorState final : public NumberedPools {
  private:
   /// A row that has been told and not run.
   struct OpenRow {
+    Name request;
     TensorRow row;
     Tokens text;
     std::vector<std::uint32_t> also;
@@ -127,6 +131,8 @@ class TensorState final : public NumberedPools {
   std::vector<OpenRow> rows_;
   std::vector<std::uint32_t> open_states_;
   std::map<std::uint32_t, Left> left_;
+  bool tells_rows_ = false;
+  std::vector<std::string> told_rows_;
   Findings findings_;
   GreedyTokens greedy_;
   std::int64_t computed_ = 0, forwards_ = 0;

@@ -45,6 +45,8 @@ const Registration<FidelityEntry> kTorch{
     {.name = "torch",
      .sentence = "labels, and beside them the tensors of a tiny hybrid model in float32, run by "
                  "torch.ops.lockstep.* on the CPU and compared bit by bit with each row alone",
+     .models = reference::hybrid_presets,
+     .keeps_rings = false,
      .check = check_model,
      .make = [](const PolicyEntry& policy, const Config& config, LabelState& labels,
                 PolicyEntry::SlotCounts slots) {
@@ -84,6 +86,8 @@ Result<void> check_kernels(const PolicyEntry& policy, const Config& config) {
 const Registration<FidelityEntry> kKernels{
     {.name = "kernels",
      .sentence = "the same in bfloat16 on a GPU, by the project's own kernels",
+     .models = reference::hybrid_presets,
+     .keeps_rings = false,
      .check = check_kernels,
      .make = [](const PolicyEntry& policy, const Config& config, LabelState& labels,
                 PolicyEntry::SlotCounts slots) {

@@ -394,12 +394,13 @@ void RadixAuditor::check_request(const Operation& operation) {
     mine->id = operation.id;
     mine->salt = operation.salt;
     mine->locked = NodeIndex::none();
-    mine->computed = now->computed;
+    mine->computed = mine->written = now->computed;
     mine->tracking = {};
   }
   const auto place = static_cast<std::uint32_t>(mine - requests_.begin());
   check_tracked(operation, *mine, *now);
   owned_before_ = mine->owned;
+  mine->written = written_by(operation, *mine, *now);
   mine->known = now->known;
   mine->prompt_size = now->prompt_size;
   mine->computed = now->computed;
@@ -427,7 +428,7 @@ void RadixAuditor::check_request(const Operation& operation) {
            fmt::format("the row of request `{}` is not the tree's KV on its path",
                        operation.id.text()),
            "the slots of the path", "others");
-  check_live_state(operation, *now);
+  check_live_state(operation, *now, mine->written);
 }
 
 /// The KV of a node and of all above it, in token order, by the records.
@@ -440,10 +441,26 @@ void RadixAuditor::path_kv(NodeIndex end, KvRuns& onto) const {
                 nodes_[path.back().value].kv.end());
 }
 
-void RadixAuditor::check_live_state(const Operation& operation, const RadixRequest& now) {
+/// The tokens that the running state has seen. With a ring a decode step leaves it as it is, but
+/// for every L-th one and those that end on the track interval; chunks and verifications write it.
+std::uint32_t RadixAuditor::written_by(const Operation& operation, const RequestRecord& before,
+                                       const RadixRequest& now) const {
+  const SglangOptions& options = policy_.options();
+  const bool decodes =
+      operation.verb == Verb::extend && operation.drafts.empty() && before.computed >= now.admitted;
+  if (options.ring == 0 || now.verifying || (!decodes && now.computed != before.computed))
+    return now.computed;
+  std::uint32_t written = before.written;
+  for (std::uint32_t size = before.computed + 1; size <= now.computed; ++size)
+    if (size - written == options.ring || size % options.track_interval == 0) written = size;
+  return written;
+}
+
+void RadixAuditor::check_live_state(const Operation& operation, const RadixRequest& now,
+                                    std::uint32_t written) {
   if (labels_ == nullptr || !has_states_ || !labels_->state_exists(now.live)) return;
-  const Label due = label_of(now.known, now.computed);
   for (const StatePart part : kStateParts) {
+    const Label due = label_of(now.known, part == StatePart::conv ? now.computed : written);
     const Label& label = labels_->label(now.live, part);
     if (label == due) continue;
     const FindingKind kind = operation.verb != Verb::admit ? FindingKind::kv_state_disagree

@@ -47,6 +47,7 @@ class RadixAuditor final : public Auditor {
     Tokens known;
     std::uint32_t prompt_size = 0;
     std::uint32_t computed = 0;
+    std::uint32_t written = 0;  ///< tokens that the running state has seen: fewer with a ring
     std::uint32_t owned = 0;
     NodeIndex locked;
     bool state_locked = true;
@@ -115,7 +116,9 @@ class RadixAuditor final : public Auditor {
   void check_path_cap(NodeIndex tail);
   void check_request(const Operation& operation);
   void path_kv(NodeIndex end, KvRuns& onto) const;
-  void check_live_state(const Operation& operation, const RadixRequest& now);
+  std::uint32_t written_by(const Operation& operation, const RequestRecord& before,
+                           const RadixRequest& now) const;
+  void check_live_state(const Operation& operation, const RadixRequest& now, std::uint32_t written);
   void check_tracked(const Operation& operation, const RequestRecord& before,
                      const RadixRequest& now);
   void check_totals();

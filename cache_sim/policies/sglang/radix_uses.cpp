@@ -69,10 +69,11 @@ std::uint32_t RadixAuditor::stored_size(const Operation& operation, const Reply&
   if (policy_.tracking_slots() != 0) return length > owned_before_ ? length : 0;
   const bool whole =
       operation.verb == Verb::checkpoint
-          ? operation.up_to == Operation::kAbsent || operation.up_to == request.computed
+          ? (operation.up_to == Operation::kAbsent || operation.up_to == request.computed) &&
+                request.written == request.computed
           : (!policy_.strips_thinking() || request.computed <= request.prompt_size) &&
                 (operation.up_to == Operation::kAbsent || operation.up_to >= request.computed);
-  return whole ? request.computed : 0;
+  return whole ? request.written : 0;
 }
 
 /// Which state an operation used, from the rules and the reply: a match uses the one it ends at, an

@@ -9,7 +9,8 @@ SglangOptions SglangOptions::of(const Config& config) {
           .lazy = config.number("lazy") != 0,
           .strip_thinking = config.number("strip_thinking") != 0,
           .skip_decode_lock = config.number("skip_decode_lock") != 0,
-          .path_cap = config.number("path_cap")};
+          .path_cap = config.number("path_cap"),
+          .ring = config.number("replay_ring")};
 }
 
 namespace {
@@ -23,6 +24,8 @@ const Registration<ConfigOption> kSkipDecodeLock{
     {.name = "skip_decode_lock", .otherwise = "0", .number = {{0, 1}}}};
 const Registration<ConfigOption> kPathCap{
     {.name = "path_cap", .otherwise = "-1", .number = {{-1, std::int64_t{1} << 30}}}};
+const Registration<ConfigOption> kReplayRing{
+    {.name = "replay_ring", .otherwise = "0", .number = {{0, 1024}}}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

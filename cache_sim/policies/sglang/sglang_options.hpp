@@ -8,11 +8,13 @@
 namespace lockstep::cache_sim {
 
 struct SglangOptions {
-  std::int64_t track_interval;  ///< tokens between checkpoints while decoding (extra buffer)
-  bool lazy;                    ///< second tracking slot on demand (extra buffer)
-  bool strip_thinking;          ///< a finished request leaves only its prompt in the cache
-  bool skip_decode_lock;        ///< no state lock while decoding
-  std::int64_t path_cap;        ///< states per path; -1: no cap
+  /// Tokens between checkpoints while decoding (extra buffer), or between flushes of the ring.
+  std::int64_t track_interval;
+  bool lazy;              ///< second tracking slot on demand (extra buffer)
+  bool strip_thinking;    ///< a finished request leaves only its prompt in the cache
+  bool skip_decode_lock;  ///< no state lock while decoding
+  std::int64_t path_cap;  ///< states per path; -1: no cap
+  std::int64_t ring;      ///< decode steps for each write of a state; 0: no ring
 
   static SglangOptions of(const Config& config);
 };

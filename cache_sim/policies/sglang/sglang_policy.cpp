@@ -258,6 +258,11 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     request.kv.swap(kept);
   }
 
+  // Whichever way the slot got its state, nothing is pending beside it.
+  if (received > 0       ? rules_.load_clears_cursor
+      : match.prefix > 0 ? rules_.copy_clears_cursor
+                         : rules_.allocation_clears_cursor)
+    clear_cursor(request.live);
   if (received > 0) receive(request, external);
   Reply reply;
   reply.set(ReplyField::cached, request.computed);
@@ -293,6 +298,7 @@ void SglangPolicy::receive(RadixRequest& request, std::uint32_t size) {
 
 /// Computes tokens[computed, stop). Different kernels move the two parts of the state.
 void SglangPolicy::run(RadixRequest& request, std::uint32_t stop, Forward forward) {
+  if (options_.ring != 0 && forward == Forward::decode) return run_with_ring(request, stop);
   ForwardRow row{.request = request.id,
                  .tokens = request.known,
                  .begin = request.computed,
@@ -445,6 +451,10 @@ Reply SglangPolicy::store_unfinished(RadixRequest& request, std::uint32_t up_to)
   const std::uint32_t size = whole_pages(up_to);
   // The running state stands for all computed tokens and for no shorter key.
   if (has_states_ && up_to != request.computed) return stored_reply(request, false);
+  if (pending(request) != 0 && rules_.checkpoint_waits_for_flush) {
+    LOCKSTEP_MARK("checkpoint.ring_is_pending");
+    return stored_reply(request, false);
+  }
   if (size == 0 || size < request.owned) return stored_reply(request, true);
   if (!has_states_) {
     const RadixTree::Inserted done = store(request, size, StateSlot::none());
@@ -503,7 +513,7 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
 }
 
 bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
-  std::uint32_t size = whole_pages(kept);
+  std::uint32_t size = whole_pages(give_back_pending(request, kept));
   if (rules_.finished_key_one_short && size > request.owned) --size;
   if (rules_.floors_finished_key) size -= size % 64;
   bool exist = true;
@@ -598,6 +608,12 @@ void SglangPolicy::pad_to(std::size_t rows, const std::vector<Name>& ids) {
       graph_slots_[row] = request->live;
     }
   }
+  RadixRequest* const last = rules_.padding_moves_cursors && options_.ring != 0 && !ids.empty()
+                                 ? find(ids.back())
+                                 : nullptr;
+  if (last != nullptr)
+    cursor_of(*last) = (cursor_of(*last) + static_cast<std::uint32_t>(rows - ids.size())) %
+                       static_cast<std::uint32_t>(options_.ring);
 }
 
 Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states) {
@@ -681,11 +697,13 @@ const Registration<PolicyEntry> kNoBuffer{
     {.name = "sglang-no-buffer",
      .summary = "SGLang 0.5.23's hybrid radix cache, one state slot a request",
      .has_states = true,
-     .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap"},
+     .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap", "replay_ring",
+                       "track_interval"},
      .make = make_no_buffer,
      .capabilities = kSglangCapabilities,
      .is_default = true,
-     .tells_forwards = true}};
+     .tells_forwards = true,
+     .has_rings = [](const Config& config) { return SglangOptions::of(config).ring > 0; }}};
 
 }  // namespace
 

@@ -191,6 +191,13 @@ class SglangPolicy : public Subject {
   static Result<void> check_tree(const Operation& operation);
   void run(RadixRequest& request, std::uint32_t stop, Forward forward);
   void verify(RadixRequest& request, const Operation& operation);
+  std::uint32_t& cursor_of(const RadixRequest& request);
+  std::uint32_t pending(const RadixRequest& request);
+  void clear_cursor(StateSlot slot);
+  void run_with_ring(RadixRequest& request, std::uint32_t stop);
+  void fold_ring(RadixRequest& request);
+  void count_accepted(RadixRequest& request, std::uint32_t kept);
+  std::uint32_t give_back_pending(RadixRequest& request, std::uint32_t kept);
   void move_kept_kv(const RadixRequest& request);
   void free_kv_from(RadixRequest& request, std::uint32_t first);
   void remove(RadixRequest& request);
@@ -201,6 +208,7 @@ class SglangPolicy : public Subject {
   std::vector<RequestRow> free_rows_;
   std::vector<HeldSlot> held_slots_;
   std::vector<HeldLock> held_locks_;
+  std::vector<std::uint32_t> cursors_;  // by state slot, where the ring is on
   std::vector<StateSlot> graph_slots_;  // by row of the captured graph: the slot in its buffer
   std::vector<StateSlot> padding_;      // slots of the rows of padding; kept between calls
   KvRuns scratch_;

@@ -22,6 +22,8 @@ enum class Commit : std::uint8_t {
   recurrent_alone,
   conv_alone,
 };
+/// The count that a commit adds to a ring's cursor beside the state that it writes.
+enum class AcceptedCount : std::uint8_t { none, kept, drafts };
 /// The state that a tracking slot gets for a position of a chunk.
 enum class TrackedAt : std::uint8_t { position, chunk_end, before_forward, batch_chunk, page };
 
@@ -101,6 +103,25 @@ struct SglangRules {
   bool frees_donated_slot = false;
   bool abort_unlocks = true;
   bool abort_frees_drafts = true;
+
+  // Replay-state decode.
+  bool allocation_clears_cursor = true;
+  bool copy_clears_cursor = true;  ///< the copy of a matched state
+  bool load_clears_cursor = true;
+  bool flushes_full_ring = true;
+  bool flushes_at_boundaries = true;   ///< where the length is a multiple of the track interval
+  bool early_flush_reads_all = false;  ///< such a flush reads all entries but the last
+  bool flush_writes_state = true;
+  bool flush_clears_cursor = true;
+  bool reads_entry_ahead = false;  ///< the place of the step's own entry is read, too
+  std::uint32_t cursor_steps = 1;  ///< for each step
+  bool finds_cursors_by_row = false;
+  bool padding_moves_cursors = false;  ///< rows of padding repeat the batch's last row
+  bool verification_folds_ring = true;
+  AcceptedCount accepted_count = AcceptedCount::none;
+  bool checkpoint_waits_for_flush = true;  ///< none is made while entries are pending
+  bool finish_cuts_pending = true;         ///< the finished key is what the state stands for
+  bool finish_rewinds_conv = true;         ///< and so is the window
 
   // The extra buffer's tracking slots.
   TrackedAt tracked_at = TrackedAt::position;

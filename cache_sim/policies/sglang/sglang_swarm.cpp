@@ -1,5 +1,6 @@
 // Random configurations of SGLang's caches.
 #include "cache_sim/draw/swarm.hpp"
+#include "cache_sim/model/fidelity.hpp"
 #include "reference/base/registry.hpp"
 
 namespace lockstep::cache_sim {
@@ -13,6 +14,10 @@ void configure(SwarmDraw& part) {
   fields.optional("strip_thinking", draw.chance(1, 6) ? 1 : 0);
   fields.optional("skip_decode_lock", draw.chance(1, 6) ? 1 : 0);
   fields.optional("path_cap", draw.chance(1, 6) ? draw.between(0, 3) : -1);
+  Draw ring = part.draw.stream("sglang ring");
+  if (const std::int64_t size = ring.chance(1, 3) ? ring.between(1, 8) : 0;
+      keeps_rings(part.swarm.config))
+    fields.optional("replay_ring", size);
 }
 
 /// Draws SGLang's scheduler and the field room= that it asks with; neither for a child, which need

@@ -51,6 +51,7 @@ void SglangPolicy::verify(RadixRequest& request, const Operation& operation) {
   request.drafts = operation.drafts;
   request.parents = operation.parents;
   request.verified_inputs = request.known.size() - request.computed;
+  fold_ring(request);
   const Tokens tokens = request.known.followed_by(request.drafts);
   layers_.forward({.request = request.id,
                    .tokens = tokens,
@@ -67,6 +68,7 @@ void SglangPolicy::verify(RadixRequest& request, const Operation& operation) {
 void SglangPolicy::keep_verified(RadixRequest& request, std::uint32_t stop) {
   if (has_states_) commit(request, stop, request.live);
   request.computed = stop;
+  count_accepted(request, static_cast<std::uint32_t>(request.kept.size()));
 }
 
 /// The KV of the kept drafts moves to the places after the known tokens (SGLang's

@@ -29,7 +29,8 @@
 #include <span>
 #include <vector>
 
-#include "cache_sim/policies/vllm/block_memory.hpp"
+#include "cache_sim/model/block_memory.hpp"
+#include "cache_sim/policies/vllm/block_manager.hpp"
 
 namespace lockstep::cache_sim {
 

@@ -16,14 +16,13 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cache_sim/model/block_memory.hpp"
 #include "cache_sim/policies/vllm/block_hash.hpp"
 #include "reference/base/ids.hpp"
 #include "reference/protocol/operation.hpp"
 #include "reference/protocol/tokens.hpp"
 
 namespace lockstep::cache_sim {
-
-using KeyId = std::uint32_t;
 
 /// The salt, adapter and images of a request: its KV and states depend on them as on its tokens.
 struct ContentKeys {

@@ -74,13 +74,6 @@ struct Allocation {
   bool others_run = false;        ///< so that the watermark counts
 };
 
-/// A copy that runs before the forward.
-struct BlockCopy {
-  BlockId source;
-  BlockId target;
-  std::uint32_t group;
-};
-
 enum class Allocated : std::uint8_t { yes, no_blocks, same_step };
 
 class BlockManager {
@@ -109,6 +102,8 @@ class BlockManager {
   /// Forgets all keys; false where a request holds blocks.
   bool forget_keys();
   void evict(BlockId block) { pool_.remove_keys(block); }
+  /// Tells the memory which blocks lose what they hold.
+  void follow(BlockMemory& memory) { pool_.follow(memory); }
 
   /// Tokens of a prefill chunk that begins at `start` and may have `tokens`: it ends where a state
   /// has to be kept. 0: not in this step.

@@ -43,8 +43,8 @@ BlockId BlockPool::pop() {
   const BlockId block = rules_.pops_newest ? last_free() : first_free();
   require(block != kNullBlock, "a block is popped where one is free");
   unlink(block);
-  if (has_key(block)) evicted_keys_ += remove_keys(block);
   blocks_[block].references = 1;
+  if (has_key(block)) evicted_keys_ += remove_keys(block);
   return block;
 }
 
@@ -60,6 +60,7 @@ void BlockPool::give_back(std::span<const BlockId> batch) {
       link_behind(head, block);
       if (rules_.counts_free_blocks_twice) ++free_count_;
       head = block;
+      if (memory_ != nullptr && !has_key(block)) memory_->lose(block);
     }
   }
 }
@@ -133,6 +134,7 @@ std::int64_t BlockPool::remove_keys(BlockId block) {
     ++removed;
   }
   blocks_[block].first_entry = kNone;
+  if (memory_ != nullptr && blocks_[block].references == 0) memory_->lose(block);
   return removed;
 }
 

@@ -20,13 +20,11 @@
 #include <span>
 #include <vector>
 
+#include "cache_sim/model/block_memory.hpp"
 #include "cache_sim/policies/vllm/block_keys.hpp"
 #include "cache_sim/policies/vllm/block_rules.hpp"
 
 namespace lockstep::cache_sim {
-
-using BlockId = std::uint32_t;
-inline constexpr BlockId kNullBlock = 0;
 
 class BlockPool {
  public:
@@ -77,6 +75,9 @@ class BlockPool {
   /// All keys of one block, in their order, become those of another one, which has none.
   void move_keys(BlockId from, BlockId to);
 
+  /// Tells the memory which blocks lose what they hold; it must outlive the pool's last call.
+  void follow(BlockMemory& memory) { memory_ = &memory; }
+
   // For auditors.
   BlockId first_free() const { return blocks_[kNullBlock].next; }  ///< kNullBlock after the last
   BlockId last_free() const { return blocks_[kNullBlock].previous; }
@@ -107,6 +108,7 @@ class BlockPool {
   std::uint32_t free_count_;
   std::uint32_t fewest_free_;
   std::int64_t evicted_keys_ = 0;
+  BlockMemory* memory_ = nullptr;  // null: nobody asks what blocks hold
 };
 
 }  // namespace lockstep::cache_sim

@@ -7,27 +7,11 @@
 #include <optional>
 #include <vector>
 
+#include "cache_sim/model/block_memory.hpp"
 #include "cache_sim/policies/vllm/block_hash.hpp"
 #include "reference/protocol/config.hpp"
 
 namespace lockstep::cache_sim {
-
-enum class GroupKind : std::uint8_t {
-  attention,  ///< every block, from the first to the last token
-  window,     ///< a sliding window: blocks below it are given back
-  mamba,      ///< one running state, and the states of block ends that are kept
-  mamba_all,  ///< a state in every block that the forward passes (vLLM's older "all" mode)
-};
-inline bool is_state(GroupKind kind) {
-  return kind == GroupKind::mamba || kind == GroupKind::mamba_all;
-}
-
-struct GroupSpec {
-  GroupKind kind = GroupKind::attention;
-  std::int64_t block = 0;   ///< tokens
-  std::int64_t window = 0;  ///< tokens, of a sliding window
-  bool operator==(const GroupSpec&) const = default;
-};
 
 /// Groups with the same spec are looked up together: a hit is in all of them.
 struct SpecGroup {

@@ -11,6 +11,7 @@ namespace lockstep::cache_sim {
 namespace {
 
 constexpr std::size_t kMostFindings = 8;  // the first is the one that counts
+constexpr std::uint32_t kNoGroup = ~std::uint32_t{0};
 
 std::size_t largest_block(const BlockRules& rules) {
   std::int64_t most = 0;
@@ -21,15 +22,18 @@ std::size_t largest_block(const BlockRules& rules) {
 
 }  // namespace
 
-LabelBlocks::LabelBlocks(const BlockRules& rules, const BlockPool& pool)
+LabelBlocks::LabelBlocks(const BlockRules& rules, const BlockPool& pool, NumberedBlocks* numbers)
     : rules_(rules),
       pool_(pool),
+      numbers_(numbers),
       kv_size_(largest_block(rules)),
       conv_size_(static_cast<std::size_t>(kConvWidth - 1 + rules.drafts)),
       kv_((std::size_t{pool.block_count()} + 1) * kv_size_),
       conv_((std::size_t{pool.block_count()} + 1) * conv_size_),
       recurrent_(std::size_t{pool.block_count()} + 1, Label{.poisoned = true}),
       written_(recurrent_.size()),
+      group_(recurrent_.size(), kNoGroup),
+      written_places_(recurrent_.size()),
       compared_keys_(recurrent_.size()) {}
 
 void LabelBlocks::report(const std::string& text, const std::string& expected,
@@ -62,10 +66,38 @@ void LabelBlocks::learn(const std::vector<KeyId>& keys, const Tokens& tokens) {
 
 // --- What is written -----------------------------------------------------------------------------
 
+/// The block belongs to that group now, and what it held is gone.
+void LabelBlocks::destroy(BlockId block, std::uint32_t group) {
+  written_places_[block] = {};
+  std::fill_n(conv_of(block), conv_size_, 0);
+  recurrent_[block] = Label{.poisoned = true};
+  group_[block] = group;
+}
+
+/// These places of the block are written, and those between them and what was written before hold
+/// no token's KV.
+void LabelBlocks::cover(BlockId block, std::uint32_t first, std::uint32_t end) {
+  Places& places = written_places_[block];
+  if (places.first == places.end) {
+    places = {first, end};
+    return;
+  }
+  if (first > places.end) std::fill(kv_of(block) + places.end, kv_of(block) + first, 0);
+  if (end < places.first) std::fill(kv_of(block) + end, kv_of(block) + places.first, 0);
+  places = {std::min(places.first, first), std::max(places.end, end)};
+}
+
+void LabelBlocks::lose(BlockId block) {
+  if (group_[block] == kNoGroup) return;
+  ++written_[block];
+  destroy(block, kNoGroup);
+}
+
 void LabelBlocks::copy(const BlockCopy& copy) {
-  ++written_[copy.target];
+  write(copy.target, group_[copy.source]);
   if (!is_state(rules_.groups[copy.group].kind)) {
     std::copy_n(kv_of(copy.source), kv_size_, kv_of(copy.target));
+    written_places_[copy.target] = written_places_[copy.source];
     return;
   }
   recurrent_[copy.target] = recurrent_[copy.source];
@@ -77,7 +109,7 @@ void LabelBlocks::receive(const BlockRow& row) {
   for (const BlockKv& kv : row.kv) write_kv(kv, row.start - row.external, row.start);
   const Label sent = label_of(row.tokens, static_cast<std::uint32_t>(row.start));
   for (const BlockStates& states : row.states)
-    for (const BlockStates::Store& one : states.stores) store(row, one, sent);
+    for (const BlockStates::Store& one : states.stores) store(row, states.group, one, sent);
 }
 
 void LabelBlocks::forward(const BlockRow& row) {
@@ -88,7 +120,7 @@ void LabelBlocks::forward(const BlockRow& row) {
     if (row.verifies)
       verify(row, states, begun);
     else
-      for (const BlockStates::Store& one : states.stores) store(row, one, begun);
+      for (const BlockStates::Store& one : states.stores) store(row, states.group, one, begun);
   }
 }
 
@@ -114,12 +146,28 @@ void LabelBlocks::write_kv(const BlockKv& kv, std::int64_t begin, std::int64_t e
     const std::int64_t piece_end = std::min(end, (column + 1) * kv.size);
     const BlockId block = block_at(kv.columns, column);
     if (block != kNullBlock) {
+      write(block, kv.group);
+      cover(block, static_cast<std::uint32_t>(begin - column * kv.size),
+            static_cast<std::uint32_t>(piece_end - column * kv.size));
       std::copy_n(&fingerprints_[static_cast<std::size_t>(begin - fingerprints_begin_)],
                   piece_end - begin, kv_of(block) + begin - column * kv.size);
-      ++written_[block];
     }
     begin = piece_end;
   }
+}
+
+/// The number of tokens from that place on whose KV is that of prefixes_, up to all of these.
+std::int64_t LabelBlocks::right_kv(BlockId block, std::uint32_t group, std::int64_t place) {
+  const std::uint64_t* const held = kv_of(block) + place;
+  const std::int64_t size = std::ssize(prefixes_);
+  if (covers(block, group, place, place + size) &&
+      std::equal(prefixes_.begin(), prefixes_.end(), held))
+    return size;
+  std::int64_t right = 0;
+  while (covers(block, group, place + right, place + right + 1) &&
+         prefixes_[static_cast<std::size_t>(right)] == held[right])
+    ++right;
+  return right;
 }
 
 /// Compares the KV of a column's tokens, from the first that the row reads to those before it.
@@ -130,10 +178,8 @@ void LabelBlocks::read_column(const BlockRow& row, const BlockKv& kv, std::int64
   prefixes_.resize(static_cast<std::size_t>(end - begin));
   row.tokens.prefix_fingerprints(static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end),
                                  prefixes_);
-  const std::uint64_t* const held = kv_of(block) + begin - column * kv.size;
-  if (std::equal(prefixes_.begin(), prefixes_.end(), held)) return;
-  const std::int64_t wrong =
-      begin + (std::mismatch(prefixes_.begin(), prefixes_.end(), held).first - prefixes_.begin());
+  const std::int64_t wrong = begin + right_kv(block, kv.group, begin - column * kv.size);
+  if (wrong == end) return;
   report(fmt::format("group {}: a forward from token {} on reads KV that is not that of token {}, "
                      "in block {}",
                      kv.group, row.start, wrong, block),
@@ -144,7 +190,7 @@ void LabelBlocks::read_column(const BlockRow& row, const BlockKv& kv, std::int64
 Label LabelBlocks::begin(const BlockRow& row, const BlockStates& states) {
   if (states.from_nothing) return {};
   ++checks_.states;
-  const Label begun = recurrent_[states.recurrent];
+  const Label begun = recurrent_of(states.recurrent, states.group);
   const Label expected = label_of(row.tokens, static_cast<std::uint32_t>(row.start));
   if (begun != expected)
     report(fmt::format("a forward from token {} on begins with the recurrent state of block {}, "
@@ -152,8 +198,9 @@ Label LabelBlocks::begin(const BlockRow& row, const BlockStates& states) {
                        row.start, states.recurrent, begun.text()),
            expected.text(), begun.text());
   const std::uint64_t* const conv = conv_of(states.conv) + states.conv_begin;
+  const bool is_own = group_[states.conv] == states.group;
   for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
-    if (conv[i] != fingerprint_at(row.start - (kConvWidth - 1) + i)) {
+    if (!is_own || conv[i] != fingerprint_at(row.start - (kConvWidth - 1) + i)) {
       report(fmt::format("a forward from token {} on begins with a conv window whose row {} is of "
                          "another token",
                          row.start, i),
@@ -165,30 +212,34 @@ Label LabelBlocks::begin(const BlockRow& row, const BlockStates& states) {
 
 /// Stores the state after each token, and the conv rows of all of them in the block of the window.
 void LabelBlocks::verify(const BlockRow& row, const BlockStates& states, Label state) {
-  std::uint64_t* const conv = conv_of(states.conv);
-  ++written_[states.conv];
-  const std::int64_t kept = kConvWidth - 2;
-  const std::int64_t from = states.conv_begin + 1;
-  // A prompt of one token, padded with drafts, has no window before it.
-  if (row.start == 0)
-    std::fill_n(conv, kept, 0);
-  else
-    std::copy(conv + from, conv + from + kept, conv);
-  for (std::int64_t i = row.start; i < row.end; ++i) conv[kept + i - row.start] = fingerprint_at(i);
+  if (states.conv != kNullBlock) {
+    write(states.conv, states.group);
+    std::uint64_t* const conv = conv_of(states.conv);
+    const std::int64_t kept = kConvWidth - 2;
+    const std::int64_t from = states.conv_begin + 1;
+    // A prompt of one token, padded with drafts, has no window before it.
+    if (row.start == 0)
+      std::fill_n(conv, kept, 0);
+    else
+      std::copy(conv + from, conv + from + kept, conv);
+    for (std::int64_t i = row.start; i < row.end; ++i)
+      conv[kept + i - row.start] = fingerprint_at(i);
+  }
   for (const BlockStates::Store& one : states.stores) {
     state.digest =
         extend_digest(state.digest, row.tokens[static_cast<std::uint32_t>(one.size - 1)]);
     ++state.size;
     if (one.block == kNullBlock) continue;
+    write(one.block, states.group);
     recurrent_[one.block] = state;
-    ++written_[one.block];
   }
 }
 
 /// Stores the state after `store.size` tokens, of a row that began with `begun`.
-void LabelBlocks::store(const BlockRow& row, const BlockStates::Store& store, const Label& begun) {
+void LabelBlocks::store(const BlockRow& row, std::uint32_t group, const BlockStates::Store& store,
+                        const Label& begun) {
   if (store.block == kNullBlock) return;
-  ++written_[store.block];
+  write(store.block, group);
   Label& stored = recurrent_[store.block];
   stored = begun;
   stored.digest = extend_digest(begun.digest, row.tokens, static_cast<std::uint32_t>(row.start),
@@ -200,10 +251,12 @@ void LabelBlocks::store(const BlockRow& row, const BlockStates::Store& store, co
 }
 
 void LabelBlocks::move(const BlockMove& move) {
-  ++written_[move.target];
-  recurrent_[move.target] = recurrent_[move.recurrent];
+  const Label state = recurrent_of(move.recurrent, move.group);
   const std::uint64_t* const source = conv_of(move.conv);
   rows_.assign(source + move.bias, source + conv_size_);
+  if (group_[move.conv] != move.group) std::fill(rows_.begin(), rows_.end(), 0);
+  write(move.target, move.group);
+  recurrent_[move.target] = state;
   std::copy(rows_.begin(), rows_.end(), conv_of(move.target));
 }
 
@@ -237,16 +290,18 @@ void LabelBlocks::check_entry(const BlockPool::Entry& entry) {
           "a key stands for the tokens that it was made of");
   const Tokens& prefix = of_key_[entry.key];
   const auto report_block = [&](const std::string& what, const std::string& actual) {
-    report(fmt::format("block {} of group {} is keyed for {}, and its {}", entry.block, entry.group,
-                       counted(tokens, "token"), what),
-           label_of(prefix, entry.tokens).text(), actual);
+    std::string text = fmt::format("block {} of group {} is keyed for {}, and its {}", entry.block,
+                                   entry.group, counted(tokens, "token"), what);
+    if (numbers_ != nullptr)
+      text.append(kNumbersSay).append(numbers_->said_of(entry.block, entry.group, prefix));
+    report(text, label_of(prefix, entry.tokens).text(), actual);
   };
   const auto fingerprint = [&](std::int64_t i) {
     return i < 0 ? 0 : prefix.fingerprint(static_cast<std::uint32_t>(i + 1));
   };
   if (is_state(spec.kind)) {
     ++checks_.hashed;
-    const Label& state = recurrent_[entry.block];
+    const Label state = recurrent_of(entry.block, entry.group);
     if (state != label_of(prefix, entry.tokens))
       report_block("recurrent state stands for " + state.text(), state.text());
     for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
@@ -258,9 +313,9 @@ void LabelBlocks::check_entry(const BlockPool::Entry& entry) {
   const std::int64_t first = floor_to(tokens - 1, spec.block);
   prefixes_.resize(static_cast<std::size_t>(tokens - first));
   prefix.prefix_fingerprints(static_cast<std::uint32_t>(first), entry.tokens, prefixes_);
-  for (std::int64_t i = first; i < tokens; ++i)
-    if (kv_of(entry.block)[i - first] != prefixes_[static_cast<std::size_t>(i - first)])
-      return report_block(fmt::format("KV of token {} is another one's", i), "another token's");
+  const std::int64_t right = right_kv(entry.block, entry.group, 0);
+  if (first + right < tokens)
+    report_block(fmt::format("KV of token {} is another one's", first + right), "another token's");
 }
 
 }  // namespace lockstep::cache_sim

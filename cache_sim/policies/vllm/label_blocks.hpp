@@ -5,14 +5,17 @@
 //   KV             of each token a fingerprint of the prefix that ends with it
 //   recurrent      the digest of all tokens that went into the state, and their number
 //   conv           W - 1 + drafts rows, each the fingerprint of the prefix that ends with its token
+//
+// A block belongs to one group: another one that writes to it destroys what it held.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/model/label_state.hpp"
-#include "cache_sim/policies/vllm/block_memory.hpp"
+#include "cache_sim/policies/vllm/block_pool.hpp"
 #include "reference/base/finding.hpp"
 #include "reference/base/zeroed_array.hpp"
 
@@ -26,11 +29,13 @@ class LabelBlocks final : public BlockMemory {
     std::int64_t kv = 0;      ///< tokens whose KV a forward read
   };
 
-  /// Rules and pool must outlive the memory.
-  LabelBlocks(const BlockRules& rules, const BlockPool& pool);
+  /// Rules and pool must outlive the memory, and so must `numbers`, which are asked about a block
+  /// whose label is wrong; null: there are none.
+  LabelBlocks(const BlockRules& rules, const BlockPool& pool, NumberedBlocks* numbers = nullptr);
 
   void admit(std::uint32_t place) override;
   void learn(const std::vector<KeyId>& keys, const Tokens& tokens) override;
+  void lose(BlockId block) override;
   void copy(const BlockCopy& copy) override;
   void receive(const BlockRow& row) override;
   void forward(const BlockRow& row) override;
@@ -52,6 +57,9 @@ class LabelBlocks final : public BlockMemory {
     std::uint32_t written = 0;
     bool operator==(const Seen&) const = default;
   };
+  struct Places {
+    std::uint32_t first = 0, end = 0;
+  };
   /// The same of a block's keys.
   struct SeenKeys {
     std::uint32_t written = 0;
@@ -65,9 +73,27 @@ class LabelBlocks final : public BlockMemory {
   void run_kv(const BlockRow& row, const BlockKv& kv);
   void write_kv(const BlockKv& kv, std::int64_t begin, std::int64_t end);
   void read_column(const BlockRow& row, const BlockKv& kv, std::int64_t column);
+  std::int64_t right_kv(BlockId block, std::uint32_t group, std::int64_t place);
   Label begin(const BlockRow& row, const BlockStates& states);
   void verify(const BlockRow& row, const BlockStates& states, Label state);
-  void store(const BlockRow& row, const BlockStates::Store& store, const Label& begun);
+  void store(const BlockRow& row, std::uint32_t group, const BlockStates::Store& store,
+             const Label& begun);
+  /// The block is written for that group.
+  void write(BlockId block, std::uint32_t group) {
+    ++written_[block];
+    if (group_[block] != group) [[unlikely]]
+      destroy(block, group);
+  }
+  void destroy(BlockId block, std::uint32_t group);
+  void cover(BlockId block, std::uint32_t first, std::uint32_t end);
+  /// Whether the block has the KV of that group at these places.
+  bool covers(BlockId block, std::uint32_t group, std::int64_t first, std::int64_t end) const {
+    const Places& places = written_places_[block];
+    return group_[block] == group && places.first <= first && end <= places.end;
+  }
+  Label recurrent_of(BlockId block, std::uint32_t group) const {
+    return group_[block] == group ? recurrent_[block] : Label{.poisoned = true};
+  }
   void check_block(BlockId block);
   void check_entry(const BlockPool::Entry& entry);
 
@@ -82,10 +108,13 @@ class LabelBlocks final : public BlockMemory {
 
   const BlockRules& rules_;
   const BlockPool& pool_;
+  NumberedBlocks* numbers_;
   std::size_t kv_size_ = 0, conv_size_ = 0;  // of a block
   ZeroedArray<std::uint64_t> kv_, conv_;
   std::vector<Label> recurrent_;         // by block
   std::vector<std::uint32_t> written_;   // by block: how often
+  std::vector<std::uint32_t> group_;     // by block: for which group, last
+  std::vector<Places> written_places_;   // by block: of KV, for that group
   std::vector<SeenKeys> compared_keys_;  // by block
   // By place, by group, by column: KV that was compared when it was read.
   std::vector<std::vector<std::vector<Seen>>> read_;

@@ -34,9 +34,8 @@ class VllmAuditor final : public Auditor {
   explicit VllmAuditor(VllmPolicy& policy)
       : policy_(policy),
         pool_(policy.manager().pool()),
-        labels_(policy.manager().rules(), pool_),
+        labels_(policy.keep_labels()),
         records_(std::size_t{pool_.block_count()} + 1) {
-    policy.follow(labels_);
     read_queue();
   }
 
@@ -83,8 +82,7 @@ class VllmAuditor final : public Auditor {
   }
 
   void take_worker_findings() {
-    for (Finding& finding : labels_.findings()) findings_->push_back(std::move(finding));
-    labels_.findings().clear();
+    for (Finding& finding : policy_.take_findings()) findings_->push_back(std::move(finding));
   }
 
   // --- The free queue, kept a second time
@@ -336,7 +334,7 @@ class VllmAuditor final : public Auditor {
 
   VllmPolicy& policy_;
   const BlockPool& pool_;
-  LabelBlocks labels_;
+  LabelBlocks& labels_;
   std::vector<Record> records_;
   std::vector<Table> tables_;  // by Name::index()
   std::vector<BlockCopy> copies_;

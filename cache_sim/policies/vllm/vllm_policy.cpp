@@ -21,7 +21,8 @@ VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
       manager_(with_defect(std::move(rules), options.defect)),
       keys_(static_cast<std::uint32_t>(manager_.rules().hash_block),
             static_cast<std::uint32_t>(manager_.rules().hash_lookahead),
-            manager_.rules().hash_algorithm) {
+            manager_.rules().hash_algorithm),
+      numbers_(options.blocks) {
   const VllmSchedulerOptions scheduler = *VllmSchedulerOptions::of(config_);
   most_tokens_ = scheduler.chunked_prefill;
   if (!manager_.rules().fills_drafter_places) most_tokens_ -= scheduler.draft_slots;
@@ -29,6 +30,11 @@ VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
   lookahead_ = scheduler.lookahead;
   cuts_padding_ = scheduler.is_vllm && manager_.rules().splitter_block == 0 && !scheduler.adapts &&
                   scheduler.long_prefill > 0 && scheduler.long_prefill <= config_.drafts;
+  if (numbers_ == nullptr) return;
+  if (numbers_->is_beside_labels())
+    keep_labels();
+  else
+    follow(*numbers_);
 }
 
 Result<Reply> VllmPolicy::apply(const Operation& operation) {
@@ -69,8 +75,26 @@ Result<VllmRequest*> VllmPolicy::idle(const Operation& operation) {
   return request;
 }
 
+LabelBlocks& VllmPolicy::keep_labels() {
+  if (labels_) return *labels_;
+  labels_ = std::make_unique<LabelBlocks>(manager_.rules(), manager_.pool(), numbers_);
+  if (numbers_ == nullptr) {
+    follow(*labels_);
+    return *labels_;
+  }
+  both_ = std::make_unique<LabelledBlocks>(*labels_, *numbers_);
+  follow(*both_);
+  return *labels_;
+}
+
 void VllmPolicy::follow(BlockMemory& memory) {
   worker_ = std::make_unique<AlignWorker>(manager_.rules(), memory);
+  if (numbers_ != nullptr) manager_.follow(memory);
+}
+
+Findings VllmPolicy::take_findings() {
+  Findings labels = labels_ ? std::exchange(labels_->findings(), {}) : Findings{};
+  return numbers_ == nullptr ? labels : told_together(std::move(labels), numbers_->drain());
 }
 
 void VllmPolicy::run_worker() {
@@ -591,6 +615,17 @@ std::unique_ptr<Subject> make_all(const SubjectOptions& options) {
                                       *BlockRules::of(options.config, GroupKind::mamba_all));
 }
 
+template <GroupKind mamba>
+Result<BlockGroups> groups(const Config& config) {
+  if (config.overlap != 0 && config.drafts != 0)
+    return fail(
+        "field overlap: with drafts a row begins before it is known after which tokens, so blocks "
+        "hold neither labels nor numbers");
+  return BlockRules::of(config, mamba).map([](const BlockRules& rules) {
+    return BlockGroups{.groups = rules.groups, .blocks = rules.blocks, .drafts = rules.drafts};
+  });
+}
+
 constexpr Capabilities kCapabilities{Capability::transfers, Capability::content_keys};
 const ConfigFields kAllFields{"blocks",         "block", "groups", "hash_block",
                               "hash_algorithm", "eagle", "overlap"};
@@ -610,7 +645,9 @@ const Registration<PolicyEntry> kVllmAlign{
      .config_fields = kFields,
      .make = make,
      .check = check_config,
-     .capabilities = kCapabilities}};
+     .capabilities = kCapabilities,
+     .tells_forwards = true,
+     .groups = groups<GroupKind::mamba>}};
 const Registration<PolicyEntry> kVllmAlignRetention0{
     {.name = "vllm-align-retention-0",
      .summary = "vllm-align that keeps states only at prompt ends and where prefixes diverge",
@@ -618,7 +655,9 @@ const Registration<PolicyEntry> kVllmAlignRetention0{
      .config_fields = kSparseFields,
      .make = make_retention_0,
      .check = check_config,
-     .capabilities = kCapabilities}};
+     .capabilities = kCapabilities,
+     .tells_forwards = true,
+     .groups = groups<GroupKind::mamba>}};
 const Registration<PolicyEntry> kVllmAll{
     {.name = "vllm-all",
      .summary = "vLLM's older \"all\" mode: a state at each block's end, and chunks of any length",
@@ -626,7 +665,9 @@ const Registration<PolicyEntry> kVllmAll{
      .config_fields = kAllFields,
      .make = make_all,
      .check = check_all,
-     .capabilities = kCapabilities}};
+     .capabilities = kCapabilities,
+     .tells_forwards = true,
+     .groups = groups<GroupKind::mamba_all>}};
 
 }  // namespace
 

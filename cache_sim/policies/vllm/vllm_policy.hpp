@@ -34,6 +34,7 @@
 
 #include "cache_sim/policies/vllm/align_worker.hpp"
 #include "cache_sim/policies/vllm/block_manager.hpp"
+#include "cache_sim/policies/vllm/labelled_blocks.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
@@ -72,6 +73,7 @@ class VllmPolicy final : public Subject {
   Result<Reply> apply(const Operation& operation) override;
   std::optional<Snapshot> snapshot() const override;
   std::string decided() const override;
+  Findings take_findings() override;
 
   const BlockManager& manager() const { return manager_; }
   const std::vector<VllmRequest>& requests() const { return requests_; }
@@ -79,6 +81,9 @@ class VllmPolicy final : public Subject {
   const VllmRequest* request(Name id) const;
   bool has_scheduled() const { return !scheduled_.empty(); }
 
+  /// Follows what the blocks hold by labels, and by numbers beside them where the run has some; to
+  /// be called before the first operation.
+  LabelBlocks& keep_labels();
   /// Runs every step on this memory, which must outlive the policy's last operation; to be called
   /// before the first one.
   void follow(BlockMemory& memory);
@@ -129,7 +134,11 @@ class VllmPolicy final : public Subject {
   bool goes_on_prefilling_ = false;       // a row of this step whose request ran before it
   bool has_begun_ = false;                // this step, with the end of a load
   std::uint64_t changes_ = 0;
-  std::unique_ptr<AlignWorker> worker_;  // null where the blocks' content is not followed
+  // Null where the blocks' content is not followed.
+  NumberedBlocks* numbers_;
+  std::unique_ptr<LabelBlocks> labels_;
+  std::unique_ptr<LabelledBlocks> both_;
+  std::unique_ptr<AlignWorker> worker_;
 };
 
 }  // namespace lockstep::cache_sim

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cache_sim/draw/swarm.hpp"
+#include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/policies/vllm/vllm_options.hpp"
 #include "reference/base/registry.hpp"
 
@@ -82,6 +83,32 @@ void draw_odd_groups(Draw& draw, VllmOptions& options) {
     options.retention = std::to_string(2 * std::stoll(options.retention));
 }
 
+bool has_numbers(const Config& config) {
+  return config.text(kFidelityField) != "label";
+}
+
+/// With numbers in the blocks, the groups have to fit the model. Where the drawn ones do not, there
+/// is one of attention, and one of Mamba if the model has states.
+void fit_groups_to_model(const ConfigDraw& fields, Swarm& swarm) {
+  for (const char* const field : {"groups", "hash_block", "retention"})
+    if (!fields.free(field)) return;
+  Config config = swarm.config;
+  config.overlap = 0;
+  const auto fits = [&config] {
+    return check_fidelity(*Registry<PolicyEntry>::find("vllm-align"), config).has_value();
+  };
+  if (fits()) return;
+  VllmOptions options = VllmOptions::of(config);
+  options.groups = fmt::format("attention:{0},mamba:{0}", options.block);
+  options.write(config);
+  if (!fits()) {
+    options.groups = fmt::format("attention:{}", options.block);
+    options.hash_block = options.block;
+    options.retention = "none";
+  }
+  options.write(swarm.config);
+}
+
 void configure(SwarmDraw& part) {
   Draw draw = part.draw.stream("vllm options");
   auto& [all, accepted, fields, swarm, scale] = part;
@@ -104,6 +131,7 @@ void configure(SwarmDraw& part) {
     if (!fields.has("retention") || !fields.free("retention")) drawn.retention = usual.retention;
     drawn.write(swarm.config);
     if (fields.has("drafts")) swarm.config.drafts = drafts;
+    if (has_numbers(swarm.config)) fit_groups_to_model(fields, swarm);
   }
   constexpr const char* kAlgorithms[] = {"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"};
   if (!accepted.has_child && fields.free("hash_algorithm") && draw.chance(1, 12))
@@ -125,6 +153,12 @@ void draw_steps_ahead(Draw& draw, const ConfigDraw& fields, Swarm& swarm) {
   if (!swarm.scheduled && fields.free("overlap") && !draw.chance(1, 3)) config.overlap = 0;
   if (config.overlap == 0) return;
   if (fields.free("drafts") && draw.chance(1, 2)) config.drafts = 0;
+  if (config.drafts != 0 && has_numbers(config)) {  // which such steps do not have
+    if (fields.free("drafts"))
+      config.drafts = 0;
+    else if (fields.free("overlap"))
+      config.overlap = 0;
+  }
   if (config.drafts != 0 || config.number("eagle") == 0 || !fields.free("eagle")) return;
   for (const char* const option : {"eagle", "shared_prefix_checkpoint"}) config.put(option, 0);
   config.put("modules", 1);

@@ -29,13 +29,9 @@ Writes index.html, nightly.json and corpus.json into the folder.
 from __future__ import annotations
 
 import argparse
-import configparser
 import datetime
 import json
-import os
 import pathlib
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -44,43 +40,18 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep import nightly_page, nightly_server, program
+from lockstep import calls, nightly_page, nightly_server
+from lockstep.calls import FOUND, last_line, run_for_json, signature, words_of, write_whole
 from lockstep.counted import counted
 from lockstep.help import end_help
-from lockstep.hosting import children_environment, serve_command
-from lockstep.server.engines import ENGINES
 from lockstep.server.steps import printable
+from lockstep.settings import CANARY, SettingsError, Target, canaries_of, expect_nothing_else, number, sections_of, target_of
 
-CANARY = "sglang-no-buffer:frees-donated-slot"
 CANARY_SECONDS = 120
 SECONDS_MIN = 0.5  # the shortest search
 FINDINGS_A_SEARCH = 10  # after this many, a search goes on with another seed
 FINDINGS_A_NIGHT = 50  # of one subject, so that a subject that always fails does not fill the night
 NEW, THERE, GONE, BACK, UNPLAYABLE = "new", "still there", "gone", "came back", "cannot be played"
-FOUND = range(10, 14)
-
-
-class SettingsError(Exception):
-    """Bad settings: one sentence with file, section and field."""
-
-
-@dataclass
-class Target:
-    """One search."""
-
-    name: str
-    subject: str = ""  # empty: all policies, each beside its oracle
-    server: str = ""  # or the arguments of `lockstep server search`
-    beside: list[str] = field(default_factory=list)
-    config: str = ""
-    weight: float = 1.0
-    timeout: float = 10.0
-    optional: bool = False
-
-    def words(self) -> list[str]:
-        """The program's arguments that name the subjects."""
-        named = [word for name in [*self.beside, self.subject] if name for word in ("--subject", subject_word(name))]
-        return named + (["--config", self.config] if self.config else [])
 
 
 @dataclass
@@ -92,35 +63,19 @@ class Settings:
     targets: list[Target] = field(default_factory=list)
 
 
-def subject_word(name: str) -> str:
-    """The word for --subject: a Python target becomes the command of the child that serves it."""
-    if ":" not in name or name.startswith(("exec:", "oracle:")):
-        return name
-    return serve_command(*name.split())
-
-
 # --- Settings -------------------------------------------------------------------------------------
 
 def read_settings(path: pathlib.Path | None) -> Settings:
     """Reads the settings file. A SettingsError names the file, the section and the field."""
     if path is None:
         return Settings(base=pathlib.Path.cwd(), targets=[Target("policies")])
-    parser = configparser.ConfigParser(inline_comment_prefixes=(";",), interpolation=None)
-    try:
-        with open(path, encoding="utf-8") as file:
-            parser.read_file(file)
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}") from None
-    except (configparser.Error, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {' '.join(str(error).split())}") from None
     settings = Settings(base=path.resolve().parent)
-    for section in parser.sections():
-        values = dict(parser[section])
+    for section, values in sections_of(path).items():
         try:
             if section == "nightly":
                 _take_general(settings, values)
             else:
-                settings.targets.append(_target(section, values))
+                settings.targets.append(target_of(section, values))
         except ValueError as error:
             raise SettingsError(f"{path}: [{section}] {error}") from None
     if not settings.targets:
@@ -128,53 +83,11 @@ def read_settings(path: pathlib.Path | None) -> Settings:
     return settings
 
 
-def _number(values: dict[str, str], name: str, default: float) -> float:
-    text = values.pop(name, str(default))
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number < float("inf"):
-        raise ValueError(f"{name}: `{text}` is not a positive number")
-    return number
-
-
-def _expect_nothing_else(values: dict[str, str], known: str) -> None:
-    for name in values:
-        raise ValueError(f"there is no field `{name}`; the fields are {known}")
-
-
 def _take_general(settings: Settings, values: dict[str, str]) -> None:
-    settings.seconds = _number(values, "seconds", settings.seconds)
+    settings.seconds = number(values, "seconds", settings.seconds)
     settings.folder = pathlib.Path(values.pop("folder", str(settings.folder)))
-    settings.canaries = values.pop("canary", CANARY).replace(",", " ").split()
-    if not settings.canaries:
-        raise ValueError("canary: a night without one proves nothing")
-    _expect_nothing_else(values, "seconds, folder, canary")
-
-
-def _target(name: str, values: dict[str, str]) -> Target:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ValueError("a name has letters, digits, `.`, `_` and `-`")
-    optional = values.pop("optional", "no")
-    if optional not in ("yes", "no"):
-        raise ValueError(f"optional: `{optional}` is neither yes nor no")
-    target = Target(name, subject=values.pop("subject", ""), server=values.pop("server", ""), config=values.pop("config", ""),
-                    beside=[one.strip() for one in values.pop("beside", "").split(",") if one.strip()],
-                    weight=_number(values, "weight", 1), timeout=_number(values, "timeout", 10),
-                    optional=optional == "yes")
-    if target.beside and not target.subject:
-        raise ValueError("beside: there is no subject to stand beside it")
-    if target.server and (target.subject or target.config):
-        raise ValueError("server: its words say everything, so neither subject nor config stands beside it")
-    try:
-        engine = next(iter(shlex.split(target.server)), "")
-    except ValueError as error:
-        raise ValueError(f"server: {error}") from None
-    if target.server and engine not in ENGINES:
-        raise ValueError(f"server: `{engine}` is no engine: {', '.join(sorted(ENGINES))}")
-    _expect_nothing_else(values, "subject, beside, server, config, weight, timeout, optional")
-    return target
+    settings.canaries = canaries_of(values)
+    expect_nothing_else(values, "seconds, folder, canary")
 
 
 # --- The corpus -----------------------------------------------------------------------------------
@@ -215,23 +128,6 @@ class Corpus:
         write_whole(self._file, json.dumps(self.data, indent=1) + "\n")
 
 
-def write_whole(path: pathlib.Path, text: str) -> None:
-    """Replaces the file, so that it has the old or the new text whenever the process ends."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
-
-
-_CHILD = re.compile(r"child `[^`]*`|exec:.*?(?= answered| says| and |$)")
-_PLACE = re.compile(r" \(\S*:\d+, in \w+\)")
-_TOKENS_OR_NUMBER = re.compile(r"(?:[a-z]*\d[\w:]*|\[[\d,]*\])(?:\+(?:[a-z]*\d[\w:]*|\[[\d,]*\]))*")
-
-
-def signature(kind: str, text: str) -> str:
-    """The common part of findings with one cause: the kind, and the sentence without numbers, tokens and places."""
-    return f"{kind}: " + _TOKENS_OR_NUMBER.sub("#", _PLACE.sub("", _CHILD.sub("the child", text)))
-
-
 # --- A night --------------------------------------------------------------------------------------
 
 class Night:
@@ -242,7 +138,7 @@ class Night:
         self._corpus = corpus
         self._number = len(corpus.data["nights"]) + 1
         self._end = time.monotonic() + settings.seconds
-        marks = self._run(["list", "marks"])
+        marks = calls.run(["list", "marks"], settings.base)
         self._marks = marks.stdout.split()
         self.report: dict[str, Any] = {
             "lockstep_nightly": 1, "night": self._number, "canaries": [], "subjects": [], "marks": len(self._marks),
@@ -336,23 +232,15 @@ class Night:
         write_whole(folder / "index.html", nightly_page.page(self.report))
         return status
 
-    def _run(self, words: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([program.path(), *words], cwd=self._settings.base, env=children_environment(),
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-                              preexec_fn=program.bound_to_us())
-
     def _explore(self, words: list[str], folder: str) -> tuple[subprocess.CompletedProcess[str], Any]:
-        """The finished process and its JSON; None if it wrote none."""
-        path = pathlib.Path(folder, "search.json")
-        ran = self._run([*words, "--out", str(pathlib.Path(folder, "found")), "--json", str(path)])
-        return ran, json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return run_for_json([*words, "--out", str(pathlib.Path(folder, "found"))], self._settings.base, pathlib.Path(folder))
 
     def _replay_known(self, target: Target, record: dict[str, Any], row: dict[str, Any]) -> None:
         for mark, known in sorted(record["findings"].items()):
             file = self._corpus.folder / known["trace"]
             ran = (nightly_server.replay(target.server, file, self._settings.base) if target.server else
-                   self._run(["replay", str(file.resolve()), *(target.words() or known["words"]),
-                              "--timeout", f"{round(target.timeout * 1000)}ms"]))
+                   calls.run(["replay", str(file.resolve()), *(target.words() or known["words"]),
+                               "--timeout", f"{round(target.timeout * 1000)}ms"], self._settings.base))
             before = known["state"]
             known["state"] = GONE if ran.returncode == 0 else THERE if ran.returncode in FOUND else UNPLAYABLE
             if before == GONE and known["state"] == THERE:
@@ -386,17 +274,6 @@ class Night:
         for i, target in enumerate(targets):
             left = max(0.0, self._end - time.monotonic())
             self.search(target, left * target.weight / sum(other.weight for other in targets[i:]))
-
-
-def words_of(replay: str) -> list[str]:
-    """The arguments of a replay command after the file, which name its subjects."""
-    return shlex.split(replay)[3:]
-
-
-def last_line(ran: subprocess.CompletedProcess[str]) -> str:
-    """The program's last sentence on standard error."""
-    lines = [line for line in ran.stderr.splitlines() if line.strip()]
-    return lines[-1].removeprefix("lockstep: ") if lines else ""
 
 
 def summary(report: dict[str, Any], folder: pathlib.Path) -> str:

@@ -15,11 +15,11 @@ SHRINK_SHARE = 0.25  # of the search time, to shrink one finding
 PLAYED_AGAIN = ("--program", "--truth", "--reset", "--vocabulary", "--timeout", "--gap")  # options that a replay has as well
 
 
-def run(words: list[str], base: pathlib.Path) -> subprocess.CompletedProcess[str]:
+def run(words: list[str], base: pathlib.Path, limit: float | None = None) -> subprocess.CompletedProcess[str]:
     package = pathlib.Path(__file__).resolve().parents[1]
     paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run([sys.executable, "-m", "lockstep.server", *words], cwd=base, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, errors="replace", check=False,
+                          capture_output=True, text=True, errors="replace", check=False, timeout=limit,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, preexec_fn=program.bound_to_us())
 
 

@@ -51,13 +51,16 @@ def _is_console_script(found: str) -> bool:
 
 
 def main() -> None:
-    """Runs `lockstep nightly` and `lockstep server` in Python; for any other command, this process becomes the program."""
+    """Runs `lockstep nightly`, `server` and `sweep` in Python; for any other command, this process becomes the program."""
     if sys.argv[1:2] == ["nightly"]:
         from lockstep import nightly
         sys.exit(nightly.main(sys.argv[2:]))
     if sys.argv[1:2] == ["server"]:
         from lockstep.server import command
         sys.exit(command.main(sys.argv[2:]))
+    if sys.argv[1:2] == ["sweep"]:
+        from lockstep.sweep import command as sweep
+        sys.exit(sweep.main(sys.argv[2:]))
     try:
         program = path()
     except FileNotFoundError as error:

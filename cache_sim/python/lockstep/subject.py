@@ -194,6 +194,7 @@ class Config:
     strip_thinking: bool = False
     skip_decode_lock: bool = False
     path_cap: int = -1  # states of a path; -1: no cap
+    replay_ring: int = 0  # decode steps for each write of a state; 0: every step writes it
     blocks: int = 4096
     block: int = 256
     hash_block: int = 256

@@ -229,6 +229,19 @@ TEST_F(Child, saysNoImpossibleNumber) {
   EXPECT_EQ(played(trace, {child(R"({"check": "kv_free=600 kv_locked=400 states_free=10"})")}), "");
 }
 
+// The tokens of a slot cache's request begin with what was captured, and go on after it.
+TEST_F(Child, computesTheRestOfAPromptAfterARestore) {
+  const std::string trace =
+      "admit id=r tokens=a1\nextend id=r n=1\ncapture id=r as=s\nadmit id=q tokens=a3\n"
+      "restore id=q from=s\nextend id=q n=2\ncapture id=q as=t\n";
+  const auto slots = [&](int length) {
+    return child(R"({"restore": "cached=1", "capture": ["length=1", "length=)" +
+                 std::to_string(length) + R"("]})");
+  };
+  EXPECT_EQ(played(trace, {slots(3)}), "");
+  expect_kind(played(trace, {slots(4)}), FindingKind::out_of_range, "cannot be more than 3");
+}
+
 // A cache of blocks counts blocks, whatever kv_tokens says.
 TEST_F(Child, countsBlocksWhereItsPolicyDoes) {
   const std::string trace = "config policy=vllm-align blocks=60 kv_tokens=8\ncheck\n";

@@ -23,47 +23,47 @@ class LabelStates : public testing::Test {
   /// Kinds of findings since the last call.
   std::string found() {
     std::string kinds;
-    for (const Finding& finding : labels.drain()) {
+    for (const Finding& finding : labels_.drain()) {
       EXPECT_FALSE(finding.text.empty() || finding.expected.empty() || finding.actual.empty());
       kinds += (kinds.empty() ? "" : " ") + std::string(to_string(finding.kind));
     }
     return kinds;
   }
   void expect_label(StateSlot slot, const Tokens& prefix) {
-    EXPECT_EQ(labels.recurrent(slot), label_of(prefix, prefix.size()));
-    EXPECT_EQ(labels.conv(slot), label_of(prefix, prefix.size()));
-    EXPECT_EQ(labels.state_lengths(slot, 77).recurrent, prefix.size());
-    EXPECT_EQ(labels.state_lengths(slot, 77).conv, prefix.size());
+    EXPECT_EQ(labels_.recurrent(slot), label_of(prefix, prefix.size()));
+    EXPECT_EQ(labels_.conv(slot), label_of(prefix, prefix.size()));
+    EXPECT_EQ(labels_.state_lengths(slot, 77).recurrent, prefix.size());
+    EXPECT_EQ(labels_.state_lengths(slot, 77).conv, prefix.size());
   }
   void fresh(StateSlot slot) {
-    labels.allocate_state(slot);
-    labels.zero_state(slot);
+    labels_.allocate_state(slot);
+    labels_.zero_state(slot);
   }
 
-  LabelState labels{3, 20};  // state slots 1 … 3, KV slots 0 … 19
+  LabelState labels_{3, 20};  // state slots 1 … 3, KV slots 0 … 19
 };
 
 TEST_F(LabelStates, advanceExtends) {
   fresh(kOne);
   expect_label(kOne, {});
   const Tokens text = tokens("a7+[1,2]+b63");
-  labels.advance_state(kOne, text, 0, 7);
-  labels.advance_state(kOne, text, 7, 8);
-  labels.advance_state(kOne, text, 8, 8);
+  labels_.advance_state(kOne, text, 0, 7);
+  labels_.advance_state(kOne, text, 7, 8);
+  labels_.advance_state(kOne, text, 8, 8);
   expect_label(kOne, text.prefix(8));
-  labels.advance_state(kOne, tokens("a7+[1]+b5"), 8, 13);
+  labels_.advance_state(kOne, tokens("a7+[1]+b5"), 8, 13);
   expect_label(kOne, tokens("a7+[1]+b5"));
 }
 
 TEST_F(LabelStates, copyThenAdvanceIsAdvanceThenCopy) {
   const Tokens text = tokens("a9+b4");
   for (const StateSlot slot : {kOne, kTwo, kThree}) fresh(slot);
-  labels.advance_state(kOne, text, 0, 9);
-  labels.copy_state(kOne, kTwo);
-  labels.advance_state(kTwo, text, 9, 13);
+  labels_.advance_state(kOne, text, 0, 9);
+  labels_.copy_state(kOne, kTwo);
+  labels_.advance_state(kTwo, text, 9, 13);
   expect_label(kOne, text.prefix(9));
-  labels.advance_state(kOne, text, 9, 13);
-  labels.copy_state(kOne, kThree);
+  labels_.advance_state(kOne, text, 9, 13);
+  labels_.copy_state(kOne, kThree);
   expect_label(kTwo, text);
   expect_label(kThree, text);
 }
@@ -72,42 +72,42 @@ TEST_F(LabelStates, copyThenAdvanceIsAdvanceThenCopy) {
 TEST_F(LabelStates, thePartsOfAStateMoveIndependently) {
   const Tokens text = tokens("a9+b4");
   for (const StateSlot slot : {kOne, kTwo}) fresh(slot);
-  labels.advance_state(kOne, StatePart::recurrent, text, 0, 9);
-  EXPECT_EQ(labels.recurrent(kOne), label_of(text, 9));
-  EXPECT_EQ(labels.conv(kOne), label_of(text, 0));
-  EXPECT_EQ(labels.state_lengths(kOne, 77).recurrent, 9);
-  EXPECT_EQ(labels.state_lengths(kOne, 77).conv, 0);
-  labels.advance_state(kOne, text, 9, 13);
+  labels_.advance_state(kOne, StatePart::recurrent, text, 0, 9);
+  EXPECT_EQ(labels_.recurrent(kOne), label_of(text, 9));
+  EXPECT_EQ(labels_.conv(kOne), label_of(text, 0));
+  EXPECT_EQ(labels_.state_lengths(kOne, 77).recurrent, 9);
+  EXPECT_EQ(labels_.state_lengths(kOne, 77).conv, 0);
+  labels_.advance_state(kOne, text, 9, 13);
   EXPECT_EQ(found(), "wrong-state-prefix") << "the convolution has not seen the first 9 tokens";
-  labels.advance_state(kOne, StatePart::conv, text, 0, 13);
+  labels_.advance_state(kOne, StatePart::conv, text, 0, 13);
   expect_label(kOne, text);
-  labels.copy_state(kOne, kTwo, StatePart::conv);
-  EXPECT_EQ(labels.recurrent(kTwo), label_of(text, 0));
-  EXPECT_EQ(labels.conv(kTwo), label_of(text, 13));
-  labels.zero_state(kOne, StatePart::recurrent);
-  EXPECT_EQ(labels.recurrent(kOne), label_of(text, 0));
-  EXPECT_EQ(labels.conv(kOne), label_of(text, 13));
+  labels_.copy_state(kOne, kTwo, StatePart::conv);
+  EXPECT_EQ(labels_.recurrent(kTwo), label_of(text, 0));
+  EXPECT_EQ(labels_.conv(kTwo), label_of(text, 13));
+  labels_.zero_state(kOne, StatePart::recurrent);
+  EXPECT_EQ(labels_.recurrent(kOne), label_of(text, 0));
+  EXPECT_EQ(labels_.conv(kOne), label_of(text, 13));
 }
 
 // A verification reads the state; which of the states it has left becomes the state is said later.
 TEST_F(LabelStates, aVerificationLeavesAStateBehindEachToken) {
   for (const StateSlot slot : {kOne, kTwo}) fresh(slot);
   const Tokens known = tokens("a9+b1"), drafts = tokens("c3");
-  labels.advance_state(kOne, known, 0, 8);
+  labels_.advance_state(kOne, known, 0, 8);
   for (const StatePart part : kStateParts)
-    labels.verify_state(kOne, part, {.known = known, .begin = 8, .drafts = drafts, .parents = {}});
+    labels_.verify_state(kOne, part, {.known = known, .begin = 8, .drafts = drafts, .parents = {}});
   expect_label(kOne, known.prefix(8));
   const Tokens all = known.followed_by(drafts);
   for (std::uint32_t at = 0; at < 5; ++at) {
-    for (const StatePart part : kStateParts) labels.commit_state(kOne, at, kTwo, part);
+    for (const StatePart part : kStateParts) labels_.commit_state(kOne, at, kTwo, part);
     expect_label(kTwo, all.prefix(9 + at));
   }
-  labels.commit_state(kOne, 3, kOne, StatePart::conv);
-  EXPECT_EQ(labels.recurrent(kOne), label_of(known, 8)) << "each part is committed by itself";
-  EXPECT_EQ(labels.conv(kOne), label_of(all, 12));
-  labels.commit_state(kOne, 5, kOne, StatePart::conv);
+  labels_.commit_state(kOne, 3, kOne, StatePart::conv);
+  EXPECT_EQ(labels_.recurrent(kOne), label_of(known, 8)) << "each part is committed by itself";
+  EXPECT_EQ(labels_.conv(kOne), label_of(all, 12));
+  labels_.commit_state(kOne, 5, kOne, StatePart::conv);
   EXPECT_EQ(found(), "out-of-range") << "the row has five tokens";
-  labels.commit_state(kTwo, 0, kOne, StatePart::conv);
+  labels_.commit_state(kTwo, 0, kOne, StatePart::conv);
   EXPECT_EQ(found(), "out-of-range") << "nothing was verified from that slot";
 }
 
@@ -115,13 +115,13 @@ TEST_F(LabelStates, draftsOfATreeStandBehindTheirParents) {
   for (const StateSlot slot : {kOne, kTwo}) fresh(slot);
   const Tokens known = tokens("a5"), drafts = tokens("[1,2,3,4]");
   const std::vector<std::int64_t> parents{0, 0, 1, 2};
-  labels.advance_state(kOne, known, 0, 4);
+  labels_.advance_state(kOne, known, 0, 4);
   for (const StatePart part : kStateParts)
-    labels.verify_state(kOne, part,
-                        {.known = known, .begin = 4, .drafts = drafts, .parents = parents});
+    labels_.verify_state(kOne, part,
+                         {.known = known, .begin = 4, .drafts = drafts, .parents = parents});
   const char* const ways[] = {"a5", "a5+[1]", "a5+[2]", "a5+[1,3]", "a5+[2,4]"};
   for (std::uint32_t at = 0; at < 5; ++at) {
-    for (const StatePart part : kStateParts) labels.commit_state(kOne, at, kTwo, part);
+    for (const StatePart part : kStateParts) labels_.commit_state(kOne, at, kTwo, part);
     expect_label(kTwo, tokens(ways[at]));
   }
 }
@@ -130,38 +130,102 @@ TEST_F(LabelStates, aVerificationContinuesItsOwnPrefix) {
   for (const StateSlot slot : {kOne, kTwo}) fresh(slot);
   const Tokens known = tokens("a5"), drafts = tokens("b2");
   const VerifiedRow row{.known = known, .begin = 4, .drafts = drafts, .parents = {}};
-  labels.verify_state(kOne, StatePart::recurrent, row);
+  labels_.verify_state(kOne, StatePart::recurrent, row);
   EXPECT_EQ(found(), "wrong-state-prefix");
-  labels.commit_state(kOne, 0, kTwo, StatePart::recurrent);
+  labels_.commit_state(kOne, 0, kTwo, StatePart::recurrent);
   EXPECT_EQ(found(), "out-of-range");
-  labels.advance_state(kOne, known, 0, 4);
-  labels.verify_state(kOne, StatePart::recurrent, row);
-  labels.free_state(kOne);
-  labels.commit_state(kOne, 0, kTwo, StatePart::recurrent);
+  labels_.advance_state(kOne, known, 0, 4);
+  labels_.verify_state(kOne, StatePart::recurrent, row);
+  labels_.free_state(kOne);
+  labels_.commit_state(kOne, 0, kTwo, StatePart::recurrent);
   EXPECT_EQ(found(), "freed-slot-in-use");
   fresh(kOne);
-  labels.commit_state(kOne, 0, kTwo, StatePart::recurrent);
+  labels_.commit_state(kOne, 0, kTwo, StatePart::recurrent);
   EXPECT_EQ(found(), "out-of-range") << "what a verification left goes with its slot";
 }
 
+class LabelRings : public LabelStates {
+ protected:
+  /// A decode step after `begin` tokens, and the conv half behind it.
+  void step(const RingStep& step, std::uint32_t begin) {
+    labels_.step_ring(kOne, step, text_, begin);
+    labels_.advance_state(kOne, StatePart::conv, text_, begin, begin + 1);
+  }
+  void begin_at(std::uint32_t size) {
+    fresh(kOne);
+    labels_.advance_state(kOne, text_, 0, size);
+  }
+  const Tokens text_ = tokens("a9+b9");
+};
+
+// A slot's state stays where the ring begins, and a flush moves it to where the ring ends.
+TEST_F(LabelRings, standBesideTheirState) {
+  begin_at(9);
+  step({.slot = kOne, .live = 0, .entry = 0}, 9);
+  step({.slot = kOne, .live = 1, .entry = 1}, 10);
+  EXPECT_EQ(labels_.recurrent(kOne), label_of(text_, 9));
+  EXPECT_EQ(labels_.conv(kOne), label_of(text_, 11));
+  step({.slot = kOne, .live = 2, .writes_state = true}, 11);
+  expect_label(kOne, text_.prefix(12));
+  step({.slot = kOne, .live = 0, .entry = 0}, 12);
+  labels_.rewind_conv(kOne);
+  expect_label(kOne, text_.prefix(12));
+}
+
+TEST_F(LabelRings, areFoldedIntoTheirState) {
+  begin_at(9);
+  for (std::uint32_t i = 0; i < 3; ++i) step({.slot = kOne, .live = i, .entry = i}, 9 + i);
+  labels_.fold_ring(kOne, 3, text_, 12);
+  expect_label(kOne, text_.prefix(12));
+  labels_.fold_ring(kOne, 1, text_, 13);
+  EXPECT_EQ(found(), "wrong-state-prefix") << "the state has seen these entries";
+}
+
+// An entry too many or too few, another text's, and one that went with its slot.
+TEST_F(LabelRings, areReadInOrderAndWhole) {
+  begin_at(9);
+  step({.slot = kOne, .live = 0, .entry = 0}, 9);
+  step({.slot = kOne, .live = 1, .entry = 1}, 10);
+  labels_.step_ring(kOne, {.slot = kOne, .live = 1, .entry = 1}, text_, 11);
+  EXPECT_EQ(found(), "wrong-state-prefix") << "one too few";
+  labels_.step_ring(kOne, {.slot = kOne, .live = 3, .entry = 3}, text_, 11);
+  EXPECT_EQ(found(), "wrong-state-prefix") << "one too many";
+  labels_.step_ring(kOne, {.slot = kOne, .live = 2, .entry = 2}, tokens("a9+c9"), 11);
+  EXPECT_EQ(found(), "wrong-state-prefix") << "of another text";
+  labels_.step_ring(kOne, {.slot = kOne, .live = 40, .entry = 2}, text_, 11);
+  EXPECT_EQ(found(), "wrong-state-prefix") << "more than there are tokens";
+  step({.slot = kOne, .live = 2, .entry = 2}, 11);
+  labels_.free_state(kOne);
+  labels_.step_ring(kOne, {.slot = kOne, .live = 3, .entry = 3}, text_, 12);
+  EXPECT_EQ(found(), "freed-slot-in-use");
+  labels_.fold_ring(kOne, 3, text_, 12);
+  labels_.rewind_conv(kOne);
+  EXPECT_EQ(found(), "freed-slot-in-use freed-slot-in-use");
+  begin_at(9);
+  labels_.step_ring(kOne, {.slot = kOne, .live = 3, .entry = 3}, text_, 12);
+  EXPECT_EQ(found(), "wrong-state-prefix");
+  labels_.fold_ring(kOne, 1, text_, 10);
+  EXPECT_EQ(found(), "wrong-state-prefix") << "a ring goes with its slot";
+}
+
 TEST_F(LabelStates, aTransferWritesAPart) {
-  labels.allocate_state(kOne);
-  labels.receive_state(kOne, StatePart::recurrent, tokens("a9"), 7);
-  EXPECT_EQ(labels.recurrent(kOne), label_of(tokens("a7"), 7));
-  EXPECT_TRUE(labels.conv(kOne).poisoned) << "nobody has sent it";
-  labels.receive_state(kTwo, StatePart::conv, tokens("a9"), 7);
+  labels_.allocate_state(kOne);
+  labels_.receive_state(kOne, StatePart::recurrent, tokens("a9"), 7);
+  EXPECT_EQ(labels_.recurrent(kOne), label_of(tokens("a7"), 7));
+  EXPECT_TRUE(labels_.conv(kOne).poisoned) << "nobody has sent it";
+  labels_.receive_state(kTwo, StatePart::conv, tokens("a9"), 7);
   EXPECT_EQ(found(), "freed-slot-in-use");
 }
 
 TEST_F(LabelStates, paddedRowsHaveSlotZero) {
   fresh(kOne);
-  labels.run_padding_row({0});
-  labels.run_padding_row(kTwo);
+  labels_.run_padding_row({0});
+  labels_.run_padding_row(kTwo);
   EXPECT_EQ(found(), "") << "a free slot stands for nothing";
-  labels.run_padding_row(kOne);
+  labels_.run_padding_row(kOne);
   EXPECT_EQ(found(), "padding-leak");
-  EXPECT_TRUE(labels.recurrent(kOne).poisoned);
-  labels.run_padding_row({4});
+  EXPECT_TRUE(labels_.recurrent(kOne).poisoned);
+  labels_.run_padding_row({4});
   EXPECT_EQ(found(), "out-of-range");
 }
 
@@ -195,75 +259,75 @@ TEST(LargePools, takeMemoryForTheUsedPartAlone) {
 // A recycled slot holds somebody else's state until it is zeroed.
 TEST_F(LabelStates, allocationKeepsWhatFreeingPoisoned) {
   fresh(kOne);
-  labels.advance_state(kOne, tokens("a5"), 0, 5);
-  labels.free_state(kOne);
-  EXPECT_FALSE(labels.state_in_use(kOne));
-  labels.allocate_state(kOne);
-  EXPECT_TRUE(labels.state_in_use(kOne));
-  EXPECT_TRUE(labels.recurrent(kOne).poisoned);
-  EXPECT_EQ(labels.recurrent(kOne).size, 5u) << "its length is still there";
-  labels.advance_state(kOne, tokens("b3"), 0, 3);
+  labels_.advance_state(kOne, tokens("a5"), 0, 5);
+  labels_.free_state(kOne);
+  EXPECT_FALSE(labels_.state_in_use(kOne));
+  labels_.allocate_state(kOne);
+  EXPECT_TRUE(labels_.state_in_use(kOne));
+  EXPECT_TRUE(labels_.recurrent(kOne).poisoned);
+  EXPECT_EQ(labels_.recurrent(kOne).size, 5u) << "its length is still there";
+  labels_.advance_state(kOne, tokens("b3"), 0, 3);
   EXPECT_EQ(found(), "dirty-slot");
-  labels.advance_state(kOne, tokens("a9"), 5, 9);
+  labels_.advance_state(kOne, tokens("a9"), 5, 9);
   EXPECT_EQ(found(), "wrong-state-prefix") << "poison stands for no prefix, not even its old one";
-  labels.zero_state(kOne);
-  labels.advance_state(kOne, tokens("b3"), 0, 3);
+  labels_.zero_state(kOne);
+  labels_.advance_state(kOne, tokens("b3"), 0, 3);
   expect_label(kOne, tokens("b3"));
 }
 
 TEST_F(LabelStates, memoryBeforeItsFirstUseIsPoison) {
-  labels.allocate_state(kTwo);
-  labels.advance_state(kTwo, tokens("a1"), 0, 1);
+  labels_.allocate_state(kTwo);
+  labels_.advance_state(kTwo, tokens("a1"), 0, 1);
   EXPECT_EQ(found(), "dirty-slot");
 }
 
 TEST_F(LabelStates, aCopyOfPoisonIsPoison) {
-  labels.allocate_state(kOne);
+  labels_.allocate_state(kOne);
   fresh(kTwo);
-  labels.copy_state(kOne, kTwo);
-  EXPECT_TRUE(labels.conv(kTwo).poisoned);
-  labels.advance_state(kTwo, tokens("a1"), 0, 1);
+  labels_.copy_state(kOne, kTwo);
+  EXPECT_TRUE(labels_.conv(kTwo).poisoned);
+  labels_.advance_state(kTwo, tokens("a1"), 0, 1);
   EXPECT_EQ(found(), "dirty-slot");
 }
 
 TEST_F(LabelStates, aStateContinuesItsOwnPrefixAndNoOther) {
   fresh(kOne);
-  labels.advance_state(kOne, tokens("a5"), 0, 5);
-  labels.advance_state(kOne, tokens("a4+b5"), 5, 9);  // as long, and another prefix
+  labels_.advance_state(kOne, tokens("a5"), 0, 5);
+  labels_.advance_state(kOne, tokens("a4+b5"), 5, 9);  // as long, and another prefix
   EXPECT_EQ(found(), "wrong-state-prefix");
-  labels.advance_state(kOne, tokens("a9"), 4, 9);
+  labels_.advance_state(kOne, tokens("a9"), 4, 9);
   EXPECT_EQ(found(), "wrong-state-prefix");
-  labels.advance_state(kOne, tokens("a9"), 6, 9);
+  labels_.advance_state(kOne, tokens("a9"), 6, 9);
   EXPECT_EQ(found(), "wrong-state-prefix");
   expect_label(kOne, tokens("a5"));
 }
 
 TEST_F(LabelStates, slotsInUseAndFreeAreNotMixedUp) {
-  labels.zero_state(kOne);
+  labels_.zero_state(kOne);
   EXPECT_EQ(found(), "freed-slot-in-use");
   fresh(kOne);
-  labels.copy_state(kTwo, kOne);
+  labels_.copy_state(kTwo, kOne);
   EXPECT_EQ(found(), "freed-slot-in-use");
-  labels.copy_state(kOne, kTwo);
+  labels_.copy_state(kOne, kTwo);
   EXPECT_EQ(found(), "freed-slot-in-use");
-  labels.allocate_state(kOne);
+  labels_.allocate_state(kOne);
   EXPECT_EQ(found(), "slot-in-two-places");
-  labels.free_state(kOne);
-  labels.free_state(kOne);
+  labels_.free_state(kOne);
+  labels_.free_state(kOne);
   EXPECT_EQ(found(), "double-free");
-  labels.advance_state(kOne, tokens("a1"), 0, 1);
+  labels_.advance_state(kOne, tokens("a1"), 0, 1);
   EXPECT_EQ(found(), "freed-slot-in-use");
 }
 
 // Slot 0 is the padding target, and rows of the request table are no slots.
 TEST_F(LabelStates, slotsOutsideThePoolAreFound) {
   for (const StateSlot slot : {StateSlot{0}, StateSlot{4}, StateSlot::none()}) {
-    EXPECT_FALSE(labels.state_exists(slot));
-    labels.allocate_state(slot);
+    EXPECT_FALSE(labels_.state_exists(slot));
+    labels_.allocate_state(slot);
     EXPECT_EQ(found(), "out-of-range");
-    labels.advance_state(slot, tokens("a1"), 0, 1);
+    labels_.advance_state(slot, tokens("a1"), 0, 1);
     EXPECT_EQ(found(), "out-of-range");
-    labels.free_state(slot);
+    labels_.free_state(slot);
     EXPECT_EQ(found(), "out-of-range");
   }
 }
@@ -271,20 +335,20 @@ TEST_F(LabelStates, slotsOutsideThePoolAreFound) {
 TEST_F(LabelStates, kvSlotsHoldTheDigestsOfTheirPrefixes) {
   const std::vector<std::uint32_t> slots{5, 19, 7};
   const Tokens text = tokens("a2+[9]+b2");
-  labels.allocate_kv(slots);
-  labels.write_kv(slots, text, 1);
+  labels_.allocate_kv(slots);
+  labels_.write_kv(slots, text, 1);
   for (std::uint32_t i = 0; i < 3; ++i)
-    EXPECT_EQ(labels.kv_fingerprint(slots[i]), text.fingerprint(2 + i)) << i;
-  EXPECT_TRUE(labels.kv_in_use(19));
-  labels.allocate_kv(std::vector<std::uint32_t>{6, 7});
+    EXPECT_EQ(labels_.kv_fingerprint(slots[i]), text.fingerprint(2 + i)) << i;
+  EXPECT_TRUE(labels_.kv_in_use(19));
+  labels_.allocate_kv(std::vector<std::uint32_t>{6, 7});
   EXPECT_EQ(found(), "slot-in-two-places");
-  labels.free_kv(slots);
-  EXPECT_FALSE(labels.kv_in_use(7));
-  labels.free_kv(std::vector<std::uint32_t>{6, 5});
+  labels_.free_kv(slots);
+  EXPECT_FALSE(labels_.kv_in_use(7));
+  labels_.free_kv(std::vector<std::uint32_t>{6, 5});
   EXPECT_EQ(found(), "double-free");
-  labels.write_kv(std::vector<std::uint32_t>{7}, text, 0);
+  labels_.write_kv(std::vector<std::uint32_t>{7}, text, 0);
   EXPECT_EQ(found(), "freed-slot-in-use");
-  EXPECT_FALSE(labels.kv_exists(20));
+  EXPECT_FALSE(labels_.kv_exists(20));
 }
 
 TEST(Labels, sayWhatTheyStandFor) {

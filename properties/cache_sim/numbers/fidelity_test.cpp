@@ -2,11 +2,18 @@
 // fidelity_full_test.cpp).
 #include "cache_sim/model/fidelity.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
+#include "cache_sim/replay/replay.hpp"
+#include "cache_sim/trace/trace.hpp"
 #include "properties/support/fidelity.hpp"
 #include "properties/support/program.hpp"
 #include "properties/support/search.hpp"
@@ -42,6 +49,139 @@ TEST(Fidelity, ofReferenceSaysByHowMuchAWrongLabelMovesAnOutput) {
               HasSubstr(" token is the likeliest; unit 0: the recurrent part of state slot"));
 }
 
+// Every run line of the fixtures, under each model that its policies can have. Four texts of 9,000
+// to 58,300 tokens are left to fidelity_full_test.cpp.
+TEST(Fidelity, ofReferenceChangesNoFindingOfAFixture) {
+  namespace fs = std::filesystem;
+  const testing_support::ScratchFolder scratch;
+  const fs::path fixtures = fs::path(LOCKSTEP_SOURCE_DIR) / "fixtures";
+  for (const char* const folder : {"traces", "regressions"})
+    fs::copy(fixtures / folder, fs::path(scratch.path(folder)));
+  for (const char* const text :
+       {"a_large_pool_needs_wide_offsets", "a_prompt_of_whole_chunks_misses_its_own_state",
+        "any_chunk_reuses_the_whole_prompt", "chunk_ends_are_reused"})
+    EXPECT_TRUE(fs::remove(scratch.path(fmt::format("traces/{}.trace", text)))) << text;
+  const testing_support::ProgramRun run =
+      testing_support::run_program({"report", "--fidelity", "reference", "--fixtures",
+                                    scratch.path("."), "--out", scratch.path("pages"), "-q"});
+  EXPECT_EQ(run.status, kExitPass) << run.out;
+  const nlohmann::json report =
+      nlohmann::json::parse(testing_support::read_text(scratch.path("pages/report.json")));
+  EXPECT_EQ(report["summary"]["not_as_expected"], 0);
+  EXPECT_GE(report["summary"]["runs_with_numbers"], 1000);
+  const std::string page = testing_support::read_text(
+      scratch.path("pages/traces/every_forward_moves_both_parts_of_the_state.html"));
+  EXPECT_THAT(page, HasSubstr("bit by bit as without a cache"));
+  EXPECT_THAT(page, HasSubstr("; logits are 1e"));
+}
+
+// Shrinking looks at labels alone, and what it leaves says the numbers again.
+TEST(Fidelity, ofReferenceIsSaidByAShrunkTrace) {
+  RunOptions run = testing_support::run_with_defect("sglang-no-buffer:drops-initial-state");
+  ExploreOptions options;
+  options.run = run;
+  options.run.config.put(kFidelityField, "reference");
+  options.run.fixed.add(kFidelityField);
+  options.seed = 3;
+  options.traces = 300;
+  const Result<ExploreOutcome> outcome = explore(options);
+  ASSERT_TRUE(outcome.has_value());
+  ASSERT_EQ(outcome->discoveries.size(), 1u);
+  EXPECT_THAT(outcome->discoveries[0].finding.finding.text, HasSubstr(". Numbers: logits after"));
+  EXPECT_EQ(outcome->discoveries[0].trace.config.text(kFidelityField), "reference");
+}
+
+// The same of blocks: of one that a row reads, and of one that others could find.
+TEST(Fidelity, ofReferenceSaysByHowMuchAWrongBlockMovesAnOutput) {
+  const auto finding = [](const std::string& trace, const std::string& defect) {
+    const testing_support::ProgramRun run =
+        testing_support::run_program({"replay", "fixtures/traces/" + trace, "--subject",
+                                      "vllm-align", "--fidelity", "reference", "--defect", defect});
+    EXPECT_EQ(run.status, kExitInvariant);
+    return run.out;
+  };
+  const std::string read =
+      finding("vllm_a_step_without_drafts_goes_on_from_the_accepted_state.trace",
+              "vllm-align:forgets-accepted-without-drafts");
+  EXPECT_THAT(read, HasSubstr("wrong-state-prefix at event 6: a forward from token 5 on begins"));
+  EXPECT_THAT(read, HasSubstr(". Numbers: a row over tokens 5 to 6 of a4+b1+c1: logits after 6"));
+  EXPECT_THAT(read, HasSubstr("unit 0: the recurrent part of block 2 differs"));
+  EXPECT_THAT(finding("vllm_a_hit_inside_a_block_copies_it.trace", "vllm-align:skips-block-copies"),
+              HasSubstr("its recurrent state stands for a freed state. Numbers: the recurrent part "
+                        "of unit 0 is NaN off, which holds what block 3 had before anybody wrote"));
+}
+
+/// Whether the trace is played by a policy whose memory is blocks.
+bool has_blocks(const RunDirective& directive, const Trace& trace, const std::string& file) {
+  std::vector<std::string> names{trace.config.policy};
+  for (const std::string& word : directive_words(directive, file)) names.push_back(word);
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
+    return policy != nullptr && policy->groups != nullptr;
+  });
+}
+
+// Numbers beside the labels find nothing in a sound trace, and change no finding of a planted
+// defect.
+TEST(Fidelity, ofReferenceEndsEveryTraceOfABlockCacheAsItsHeadSays) {
+  std::int64_t played = 0, refused = 0;
+  for (const char* const folder : {"fixtures/traces", "fixtures/regressions"})
+    for (const auto& entry :
+         std::filesystem::directory_iterator(std::filesystem::path(LOCKSTEP_SOURCE_DIR) / folder)) {
+      const std::string file = std::string(folder) + "/" + entry.path().filename().string();
+      if (entry.path().extension() != ".trace") continue;
+      const Trace trace = *read_trace(entry.path().string());
+      for (const RunDirective& directive : trace.runs) {
+        if (!has_blocks(directive, trace, file)) continue;
+        std::vector<std::string> words = directive_words(directive, file);
+        words.insert(words.end(), {"--fidelity", "reference"});
+        const testing_support::ProgramRun run = testing_support::run_program(words);
+        if (trace.config.overlap != 0 && trace.config.drafts != 0) {
+          EXPECT_EQ(run.status, kExitBadInput) << file;
+          EXPECT_THAT(run.err, HasSubstr("field overlap: with drafts"));
+          ++refused;
+          continue;
+        }
+        EXPECT_EQ(run.status, directive.finds ? exit_status(*directive.finds) : kExitPass)
+            << file << "\n"
+            << run.out << run.err;
+        if (directive.finds) {
+          EXPECT_THAT(run.out, HasSubstr(": " + std::string(to_string(*directive.finds)) + " at "));
+        }
+        ++played;
+      }
+    }
+  EXPECT_GT(played, 90);
+  EXPECT_EQ(refused, 4);  // runs of three traces
+}
+
+/// The error for `config` in the form of --config; empty where it fits.
+std::string refusal(const PolicyEntry& policy, std::string_view config_text) {
+  Config config;
+  if (const Result<void> set = config.set_all(config_text); !set) return set.error().text;
+  const Result<void> fits = check_fidelity(policy, config);
+  return fits ? "" : fits.error().text;
+}
+
+TEST(Fidelity, isRefusedWhereBlocksCannotHaveIt) {
+  const PolicyEntry& align = *Registry<PolicyEntry>::find("vllm-align");
+  const std::string reference = "fidelity=reference,";
+  EXPECT_EQ(refusal(align, reference + "block=4,hash_block=4"), "");
+  EXPECT_EQ(refusal(align, reference + "overlap=1"), "");
+  EXPECT_THAT(refusal(align, reference + "overlap=1,drafts=2"), HasSubstr("field overlap: "));
+  EXPECT_EQ(refusal(align, "overlap=1,drafts=2"), "");
+  EXPECT_EQ(refusal(align, reference + "model=tiny-deepseek-v3"),
+            "field model: tiny-deepseek-v3 has no layer for group 1 of the blocks, which holds "
+            "states");
+  Config config;
+  config.put("groups", "mamba:4");
+  config.put("hash_block", 4);
+  config.put(kFidelityField, "reference");
+  EXPECT_EQ(check_fidelity(align, config).error().text,
+            "field model: tiny-nemotron-h has a layer of full attention, and no group of blocks "
+            "can hold it");
+}
+
 TEST(Fidelity, isRefusedWhereAPolicyOrAModelCannotHaveIt) {
   const auto refused = [](std::string_view policy, std::string_view fidelity,
                           std::string_view model) {
@@ -53,9 +193,11 @@ TEST(Fidelity, isRefusedWhereAPolicyOrAModelCannotHaveIt) {
   };
   EXPECT_EQ(refused("sglang-no-buffer", "reference", ""), "");
   EXPECT_EQ(refused("radix", "reference", ""), "");
-  EXPECT_EQ(refused("vllm-align", "reference", ""),
-            "field fidelity: policy vllm-align does not tell its forwards, so its slots hold "
-            "labels alone");
+  PolicyEntry silent = *Registry<PolicyEntry>::find("radix");
+  silent.tells_forwards = false;
+  EXPECT_EQ(refusal(silent, "fidelity=reference"),
+            "field fidelity: policy radix does not tell its forwards, so its slots hold labels "
+            "alone");
   EXPECT_THAT(refused("sglang-no-buffer", "referenc", ""), HasSubstr("but `reference` is one"));
   EXPECT_THAT(refused("sglang-no-buffer", "reference", "tiny-qwen"),
               HasSubstr("field model: there is no model `tiny-qwen`"));

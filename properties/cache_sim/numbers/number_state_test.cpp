@@ -1,12 +1,13 @@
 // Numbers in the slots of a cache: right use is never reported, each wrong one is, and the finding
 // names the unit, the part and the slot.
 #include "cache_sim/numbers/number_state.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <deque>
+
+#include "cache_sim/numbers/labelled_numbers.hpp"
 
 namespace lockstep {
 namespace {
@@ -114,6 +115,64 @@ TEST(Numbers, ofAVerifiedTreeFollowTheirPaths) {
   one.state.copy_kv(std::vector{one.kv[8], one.kv[10]}, std::vector{one.kv[7], one.kv[8]});
   one.run(text("a10"), 9, 10);
   EXPECT_EQ(one.found(), "");
+}
+
+// A state and its ring together have the bits of a scan, however the ring is cut by flushes.
+TEST(Numbers, ofARingAreThoseOfAScan) {
+  for (const std::string_view preset : reference::hybrid_presets()) {
+    OneRequest one(preset);
+    const Tokens tokens = text("a7+b9");
+    one.run(tokens, 0, 7);
+    std::uint32_t live = 0;
+    const auto step = [&](std::uint32_t begin, bool flushes) {
+      ForwardRow row = one.row(tokens, begin, begin + 1);
+      row.keeps.recurrent = false;
+      row.ring = RingStep{.slot = StateSlot{1}, .live = live, .writes_state = flushes};
+      if (!flushes) row.ring->entry = live;
+      live = flushes ? 0 : live + 1;
+      one.state.forward(row);
+      one.state.launch({});
+    };
+    for (std::uint32_t begin = 7; begin < 13; ++begin) step(begin, begin == 8);
+    EXPECT_EQ(live, 4u);
+    one.state.rewind_conv(StateSlot{1});
+    one.state.compare_state(StateSlot{1}, tokens, 9);
+    EXPECT_EQ(one.found(), "") << preset << ": the slot is left where it was flushed";
+    one.state.fold_ring(StateSlot{1}, 2, tokens, 11);
+    EXPECT_EQ(one.found(), "") << preset;
+  }
+}
+
+TEST(Numbers, ofAWrongRingAreReported) {
+  const auto found = [](std::uint32_t live, std::uint32_t entries) {
+    OneRequest one("tiny-qwen3-next");
+    const Tokens tokens = text("a7+b9");
+    one.run(tokens, 0, 7);
+    for (std::uint32_t i = 0; i <= entries; ++i) {
+      ForwardRow row = one.row(tokens, 7 + i, 8 + i);
+      row.keeps.recurrent = false;
+      row.ring = RingStep{.slot = StateSlot{1}, .live = i == entries ? live : i, .entry = i};
+      one.state.forward(row);
+      one.state.launch({});
+    }
+    return one.found();
+  };
+  EXPECT_EQ(found(3, 3), "");
+  EXPECT_THAT(found(2, 3), HasSubstr("unit 0: the recurrent part of state slot 1 differs"));
+  EXPECT_THAT(found(4, 3), HasSubstr("which holds what state slot 1 had before anybody wrote it"));
+}
+
+TEST(Numbers, ofATreeWithoutItsRootAreRefused) {
+  OneRequest one("tiny-qwen3-next");
+  one.run(text("a6"), 0, 6);
+  const std::vector<std::int64_t> parents{0, 0};
+  const Tokens drafted = text("a7+[1]");
+  ForwardRow tree = one.row(drafted, 6, 8);
+  tree.drafts = 2;
+  tree.parents = parents;
+  one.state.forward(tree);
+  one.state.launch({});
+  EXPECT_THAT(one.found(), HasSubstr("out-of-range: a tree of drafts behind 6 tokens"));
 }
 
 TEST(Numbers, ofAStateTakenOnTheWayAreRight) {
@@ -272,6 +331,28 @@ TEST(Numbers, ofAPaddingRowDestroyTheSlotItRunsOver) {
   one.state.launch(somebody);
   one.run(text("a10"), 4, 5);
   EXPECT_THAT(one.found(), HasSubstr("unit 0: the recurrent part of state slot 1 differs"));
+}
+
+// A label that is wrong where the numbers are right is a fault of the harness itself.
+TEST(Numbers, thatAgreeUnderAWrongLabelAreReported) {
+  LabelState labels(8, 64);
+  cache_sim::LabelledNumbers both(labels, truth_of("tiny-nemotron-h"), {8, 64}, 1);
+  OneRequest one;
+  both.allocate_state(StateSlot{1});
+  both.zero_state(StateSlot{1});
+  both.allocate_kv(one.kv);
+  const Tokens tokens = text("a12");
+  both.forward(one.row(tokens, 0, 5));
+  both.launch({});
+  EXPECT_TRUE(both.drain(false).empty());
+  labels.zero_state(StateSlot{1});  // the label alone
+  both.forward(one.row(tokens, 5, 6));
+  both.launch({});
+  const Findings found = both.drain(false);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].kind, FindingKind::wrong_state_prefix);
+  EXPECT_EQ(found[1].kind, FindingKind::number_agrees);
+  EXPECT_THAT(found[1].text, HasSubstr("stands for the empty prefix, and its numbers are those"));
 }
 
 // Calls without a row use the KV of a run without a cache, as trees of a trace and transfers do.

@@ -86,6 +86,21 @@ class RowChecker final : public LayerState {
     closes({slot});
     labels_.replay_state(slot, part, tokens, begin, end);
   }
+  void step_ring(StateSlot slot, const RingStep& step, const Tokens& tokens,
+                 std::uint32_t begin) override {
+    ++ring_steps;
+    expect(usable(step.slot), "its ring's slot is in use");
+    labels_.step_ring(slot, step, tokens, begin);
+  }
+  void fold_ring(StateSlot slot, std::uint32_t live, const Tokens& tokens,
+                 std::uint32_t size) override {
+    closes({slot});
+    labels_.fold_ring(slot, live, tokens, size);
+  }
+  void rewind_conv(StateSlot slot) override {
+    closes({slot});
+    labels_.rewind_conv(slot);
+  }
   void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
                      std::uint32_t size) override {
     labels_.receive_state(slot, part, tokens, size);
@@ -110,7 +125,7 @@ class RowChecker final : public LayerState {
     return all;
   }
 
-  static inline std::int64_t rows = 0, verifications = 0, launches = 0;
+  static inline std::int64_t rows = 0, verifications = 0, launches = 0, ring_steps = 0;
 
  private:
   /// A call beside the rows comes after everything that was told of its slots.
@@ -224,8 +239,13 @@ class RowChecker final : public LayerState {
     const StateSlot state{row.state.value + distance};
     if (!usable(state)) return expect(false, "its state is in use");
     for (const StatePart part : kStateParts)
-      expect(labels_.label(state, part) == label_of(row.tokens, row.begin),
-             "its state has seen the tokens before it");
+      if (!row.ring || part == StatePart::conv)
+        expect(labels_.label(state, part) == label_of(row.tokens, row.begin),
+               "its state has seen the tokens before it");
+    if (row.ring)
+      expect(!labels_.wrong_ring(state, {row.ring->slot.value + distance}, row.ring->live,
+                                 row.tokens, row.begin),
+             "its state and its ring have seen the tokens before it");
     std::uint32_t last = row.begin;
     for (const StateTake& take : row.takes) {
       const StateSlot target{take.target.value + distance};
@@ -308,11 +328,15 @@ class Rows : public testing::TestWithParam<const char*> {
 
 TEST_P(Rows, canBeRun) {
   RowChecker::rows = RowChecker::verifications = RowChecker::launches = 0;
+  RowChecker::ring_steps = 0;
   const ExploreOutcome outcome = explored(GetParam(), 600);
   for (const Discovery& found : outcome.discoveries) ADD_FAILURE() << found.finding.finding.text;
   EXPECT_GT(RowChecker::rows, 2000);
   EXPECT_GT(RowChecker::verifications, 100);
   EXPECT_GT(RowChecker::launches, 500);
+  const bool has_rings =
+      Registry<PolicyEntry>::find(GetParam())->config_fields.contains("replay_ring");
+  EXPECT_EQ(RowChecker::ring_steps > 100, has_rings) << RowChecker::ring_steps;
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, Rows, testing::ValuesIn(kPolicies),

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -375,6 +376,41 @@ TEST(Explore, namesTracesThatItCannotPlayAndGoesOn) {
 
 // A server of which every second process answers otherwise: what it did wrong cannot be shown
 // again, and that is what is wrong with it.
+TEST(Explore, addsToItsCorpusAndBeginsWithIt) {
+  const ScratchFolder folder;
+  const auto search = [&](const char* traces, const char* seed) {
+    return run_program({"explore", "--subject", "radix", "--subject", "oracle:radix", "--traces",
+                        traces, "--seed", seed, "--corpus", folder.path("corpus"), "--out",
+                        folder.path("f")});
+  };
+  const auto names = [&] {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path("corpus")))
+      found.push_back(entry.path().filename().string());
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  ASSERT_EQ(search("200", "1").status, kExitPass);
+  const std::vector<std::string> added = names();
+  ASSERT_FALSE(added.empty());
+  const std::string text = read_text(folder.path("corpus/" + added.front()));
+  EXPECT_TRUE(text.starts_with(
+      "# run: lockstep replay %s --subject radix --subject oracle:radix\n# Reaches "))
+      << text;
+  EXPECT_EQ(run_program({"replay", folder.path("corpus/" + added.front()), "--run-lines"}).status,
+            kExitPass);
+
+  folder.write("corpus/other.trace", "check\n");
+  const ProgramRun again = search("1", "2");
+  EXPECT_EQ(again.status, kExitPass) << again.err;
+  EXPECT_NE((again.out + again.err).find("other.trace has no line `# run: lockstep replay %s`"),
+            std::string::npos)
+      << again.out << again.err;
+  std::filesystem::remove(folder.path("corpus/other.trace"));
+  const std::vector<std::string> later = names();
+  EXPECT_TRUE(std::includes(later.begin(), later.end(), added.begin(), added.end()));
+}
+
 TEST(Explore, callsAFindingThatDoesNotRepeatNondeterministic) {
   const ScratchFolder folder;
   const std::string child = folder.write("child.py", R"(

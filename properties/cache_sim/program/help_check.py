@@ -6,8 +6,8 @@ help_check.py PROGRAM
 
 Each command says which exit statuses it can have, and all of them stand in cache_sim/check/findings.md; an option that takes
 a value is required, says its default, or names a file that is written; and the help ends with an example, which runs
-here, in a folder that looks like a checkout, and ends as the help says. So do the commands that are Python's: nightly
-and server. Where the program lies alone, without lockstep-judge, `judge --help` is the same, and what needs the judge
+here, in a folder that looks like a checkout, and ends as the help says. So do the commands that are Python's: nightly,
+server and sweep. Where the program lies alone, without lockstep-judge, `judge --help` is the same, and what needs the judge
 says so with exit status 3.
 """
 import os
@@ -20,8 +20,9 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 NOT_RUN = {"report": "replays every fixture: takes a minute and is the tests' own work",
-           "server replay": "it plays what an earlier search has found"}
-IN_PYTHON = ("nightly", "server", "server search", "server replay")
+           "server replay": "it plays what an earlier search has found",
+           **{f"sweep {word}": "it needs a plan that is there; a test of its own" for word in ("run", "merge", "next")}}
+IN_PYTHON = ("nightly", "server", "server search", "server replay", "sweep", "sweep plan", "sweep run", "sweep merge", "sweep next")
 PACKAGE = ROOT / "cache_sim" / "python"
 
 

@@ -27,7 +27,7 @@ PACKAGE = str(ROOT / "cache_sim" / "python")
 sys.path.insert(0, PACKAGE)
 sys.path.insert(0, str(ROOT / "fixtures" / "subjects"))
 import lockstep  # noqa: E402
-from lockstep import nightly, nightly_page, session  # noqa: E402
+from lockstep import calls, html_parts, nightly, session  # noqa: E402
 from hybrid_cache import SharingHybridCache  # noqa: E402
 from lru_cache import LruCache, WastefulLruCache  # noqa: E402
 
@@ -679,13 +679,13 @@ class Nightly(Scratch):
         self.assertRegex(lru.words()[3], "^exec:.*python3? -m lockstep.serve subjects/lru_cache.py:LruCache$")
 
     def test_one_cause_has_one_signature(self):
-        one = nightly.signature("k", "child `python3 x` says after `check`: a2+b1:3 is gone (x.py:7, in check)")
-        two = nightly.signature("k", "child `python3 y` says after `check`: [1,2] is gone (x.py:9, in check)")
+        one = calls.signature("k", "child `python3 x` says after `check`: a2+b1:3 is gone (x.py:7, in check)")
+        two = calls.signature("k", "child `python3 y` says after `check`: [1,2] is gone (x.py:9, in check)")
         self.assertEqual(one, two)
-        self.assertNotEqual(one, nightly.signature("k", "child `python3 x` says after `check`: a2 is there"))
+        self.assertNotEqual(one, calls.signature("k", "child `python3 x` says after `check`: a2 is there"))
 
     def test_the_page_has_the_style_of_the_report(self):
-        self.assertIn("--page:", nightly_page.style())
+        self.assertIn("--page:", html_parts.style())
 
 
 def main(words):

@@ -263,6 +263,61 @@ TEST(Explore, withRanksFindsWhatCanBePlayedAgain) {
   }
 }
 
+// A search goes on where another one has ended: what joined the corpus of one begins the next.
+TEST(Explore, beginsWithTheCorpusThatItIsGiven) {
+  ExploreOptions options;
+  options.run.subjects = {"radix", "oracle:radix"};
+  options.traces = 300;
+  const Result<ExploreOutcome> first = explore(options);
+  ASSERT_TRUE(first.has_value()) << first.error().text;
+  ASSERT_FALSE(first->added.empty());
+  for (const CorpusTrace& one : first->added) {
+    EXPECT_EQ(one.subjects, options.run.subjects);
+    EXPECT_FALSE(one.marks.empty());
+    EXPECT_TRUE(parse_trace(trace_text(one.trace), "added").has_value());
+  }
+
+  options.corpus = first->added;
+  options.corpus.push_back({{"marconi", "oracle:marconi"}, {}, {}});  // subjects that do not play
+  options.traces = 1;
+  const Result<ExploreOutcome> second = explore(options);
+  ASSERT_TRUE(second.has_value()) << second.error().text;
+  EXPECT_GE(second->corpus, first->added.size());
+  EXPECT_EQ(second->marks_missed, first->marks_missed);  // one trace alone reaches fewer
+  EXPECT_EQ(second->traces, 1);
+}
+
+// A trace of the corpus that shows a finding by now is one, before any trace is drawn.
+TEST(Explore, findsADefectInItsCorpus) {
+  ExploreOptions options;
+  options.run = testing_support::run_with_defect("sglang-no-buffer:frees-donated-slot");
+  const Result<Trace> trace = parse_trace(
+      "config state_slots=4\nadmit id=a tokens=a8\nextend id=a n=8\nfinish id=a\ncheck\n", "x");
+  ASSERT_TRUE(trace.has_value()) << trace.error().text;
+  options.corpus = {{options.run.subjects, *trace, {}}};
+  const Result<ExploreOutcome> outcome = explore(options);
+  ASSERT_TRUE(outcome.has_value()) << outcome.error().text;
+  ASSERT_EQ(outcome->discoveries.size(), 1u);
+  EXPECT_EQ(outcome->discoveries.front().trace_number, 0);
+  EXPECT_EQ(outcome->traces, 0);
+}
+
+TEST(Explore, countsWhatFreshTracesDraw) {
+  ExploreOptions options;
+  options.run.subjects = {"radix", "oracle:radix"};
+  options.traces = 200;
+  const Result<ExploreOutcome> outcome = explore(options);
+  ASSERT_TRUE(outcome.has_value()) << outcome.error().text;
+  for (const auto& [field, values] : outcome->drawn) {
+    std::int64_t traces = 0;
+    for (const auto& [value, count] : values) traces += count;
+    EXPECT_EQ(traces, outcome->traces - outcome->from_corpus) << field;
+  }
+  EXPECT_EQ(outcome->drawn.at("subject").size(), 1u);
+  EXPECT_EQ(outcome->drawn.at("level").size(), 2u);
+  EXPECT_GT(outcome->drawn.at("kv_tokens").size(), 2u);
+}
+
 TEST(Explore, refusesUnknownSubjects) {
   ExploreOptions options;
   options.run.subjects = {"nobody"};

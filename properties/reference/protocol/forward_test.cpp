@@ -46,6 +46,12 @@ class Recorder final : public LayerState {
         fmt::join(row.parents, ","));
   }
   void commit_state(StateSlot, std::uint32_t, StateSlot, StatePart) override {}
+  void step_ring(StateSlot slot, const RingStep& step, const Tokens& tokens,
+                 std::uint32_t begin) override {
+    say("ring {} of {} reads {}{}{}: {}", step.slot.value, slot.value, step.live,
+        step.entry ? fmt::format(", entry {}", *step.entry) : "",
+        step.writes_state ? ", writes" : "", piece(tokens, begin, begin + 1));
+  }
   void receive_state(StateSlot, StatePart, const Tokens&, std::uint32_t) override {}
   void run_padding_row(StateSlot slot) override { say("padding {}", slot.value); }
   bool keeps_kv() const override { return with_kv; }
@@ -131,6 +137,23 @@ TEST_F(ForwardRows, leaveStatesOnTheirWay) {
   EXPECT_EQ(calls_of(row),
             (Lines{"advance 1: a1|a1:2", "copy 1 5", "advance 1: a2|a2:4", "copy recurrent 1 6",
                    "advance 1: a4|a4:6", "copy conv 1 6", "copy 1 7"}));
+}
+
+// The step with a ring comes before the conv half, whose input it keeps.
+TEST_F(ForwardRows, stepWithARing) {
+  ForwardRow row{.request = {}, .tokens = text_, .begin = 3, .end = 4, .state = kState};
+  row.kv = kv_;
+  row.ring = RingStep{.slot = kState, .live = 2, .entry = 2};
+  EXPECT_EQ(calls_of(row), (Lines{"write 20: a3|a3:4", "ring 1 of 1 reads 2, entry 2: a3|a3:4",
+                                  "advance conv 1: a3|a3:4"}));
+  const std::vector<std::uint32_t> layers{0, 4};
+  row.state_layers = layers;
+  row.ring = RingStep{.slot = kState, .live = 3, .writes_state = true};
+  row.keeps.conv = false;
+  EXPECT_EQ(calls_of(row), (Lines{"write 20: a3|a3:4", "ring 1 of 1 reads 3, writes: a3|a3:4",
+                                  "ring 5 of 5 reads 3, writes: a3|a3:4"}));
+  row.end = 5;
+  EXPECT_ANY_THROW(layers_.forward(row)) << "a step is of one token";
 }
 
 // A state that is taken before the first token is the one that the row began with.

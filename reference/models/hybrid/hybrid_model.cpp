@@ -15,6 +15,7 @@ struct HybridModel::Inside {
   std::vector<Array<double, 1>> norms{};  ///< by unit, then the last one
   TensorView<const double, 2> head{};     // [vocabulary, hidden]
   std::size_t kv_size = 0, recurrent_size = 0, state_size = 0;
+  std::size_t kv_layers = 0, state_layers = 0;  ///< units that have KV, or a state
   std::vector<HybridPart> parts{};
   std::vector<HybridPart> state_parts{};
 
@@ -88,6 +89,15 @@ PackedRow packed(const HybridRow& row, std::int64_t first, std::vector<std::int3
   return result;
 }
 
+/// Writes x, [T, hidden], for the rows that keep what the units with a state are given.
+void leave_inputs(const Inputs& x, const Batch& batch, std::size_t layer, std::size_t layers) {
+  const auto hidden = static_cast<std::size_t>(x.extent(1));
+  for (const PackedRow& row : batch.rows)
+    for (std::int64_t i = 0; row.row->state_inputs != nullptr && i < row.range.size(); ++i)
+      std::copy_n(&x(row.range.begin + i, 0), hidden,
+                  row.row->state_inputs + (static_cast<std::size_t>(i) * layers + layer) * hidden);
+}
+
 }  // namespace
 
 HybridModel::HybridModel(HybridConfig config, HybridWeights weights) {
@@ -101,13 +111,15 @@ HybridModel::HybridModel(HybridConfig config, HybridWeights weights) {
     inside->recurrent_size += inside->units.back()->recurrent_size();
   }
   inside->norms.push_back(norm_factors(c, inside->weights, c.last_norm));
-  std::size_t recurrent = 0, conv = inside->recurrent_size, kv_layers = 0, state_layers = 0;
+  std::size_t recurrent = 0, conv = inside->recurrent_size, state_layers = 0;
   for (std::size_t i = 0; i < inside->units.size(); ++i) {
     Unit& unit = *inside->units[i];
     unit.kv_first = inside->kv_size;
     unit.recurrent_first = recurrent;
     unit.conv_first = conv;
-    unit.layer = unit.kv_size() > 0 ? kv_layers++ : unit.conv_size() > 0 ? state_layers++ : 0;
+    unit.layer = unit.kv_size() > 0     ? inside->kv_layers++
+                 : unit.conv_size() > 0 ? state_layers++
+                                        : 0;
     inside->kv_size += unit.kv_size();
     recurrent += unit.recurrent_size();
     conv += unit.conv_size();
@@ -120,6 +132,7 @@ HybridModel::HybridModel(HybridConfig config, HybridWeights weights) {
     part("KV", unit.kv_first, unit.kv_size());
   }
   inside->state_size = conv;
+  inside->state_layers = state_layers;
   for (const HybridPart& part : inside->parts)
     if (std::string_view(part.name) != "KV") inside->state_parts.push_back(part);
   inside_ = std::move(inside);
@@ -139,11 +152,25 @@ std::size_t HybridModel::kv_size() const {
 std::size_t HybridModel::recurrent_size() const {
   return inside_->recurrent_size;
 }
+std::size_t HybridModel::state_input_size() const {
+  return inside_->state_layers * static_cast<std::size_t>(inside_->config.hidden);
+}
 std::size_t HybridModel::state_size() const {
   return inside_->state_size;
 }
 const std::vector<HybridPart>& HybridModel::parts() const {
   return inside_->parts;
+}
+
+void HybridModel::replay(std::span<const double> inputs, std::span<double> state) const {
+  require(inputs.size() == state_input_size() && state.size() == state_size(),
+          "a token's inputs and a state have the model's sizes");
+  const std::int64_t hidden = inside_->config.hidden;
+  for (const std::unique_ptr<Unit>& unit : inside_->units)
+    if (unit->conv_size() > 0)
+      unit->replay(make_view(inputs.data() + unit->layer * static_cast<std::size_t>(hidden),
+                             Shape<2>{1, hidden}),
+                   state);
 }
 
 void HybridModel::forward(std::span<const HybridRow> rows, const SlotPool& kv,
@@ -155,6 +182,8 @@ void HybridModel::forward(std::span<const HybridRow> rows, const SlotPool& kv,
   std::int64_t T = 0;
   std::size_t sampled = 0;
   for (const HybridRow& row : rows) {
+    require(row.kv_places.empty() || row.kv_places.size() == model.kv_layers * row.kv.size(),
+            "a row names all places of its KV");
     batch.rows.push_back(packed(row, T, batch.positions));
     T = batch.rows.back().range.end;
     sampled += row.sampled();
@@ -175,6 +204,8 @@ void HybridModel::forward(std::span<const HybridRow> rows, const SlotPool& kv,
                       {&h(row.range.begin + i, 0), static_cast<std::size_t>(model.config.hidden)});
   for (std::size_t i = 0; i < model.units.size(); ++i) {
     rms_norm<double>(h, model.norms[i], model.config.eps, x);
+    if (model.units[i]->conv_size() > 0)
+      leave_inputs(x, batch, model.units[i]->layer, model.state_layers);
     model.units[i]->add(x, batch, h);
   }
 

@@ -49,6 +49,9 @@ struct HybridRow {
   /// KV slots by place: the row reads places [0, begin) and writes those of its tokens. Draft k of
   /// a tree (from 1) is token `tokens.size() - drafts + k - 1` of the row.
   std::span<const std::uint32_t> kv;
+  /// [units with KV, kv.size()]: the address of the unit's KV at each place, for memories that are
+  /// no pool of slots. Then place i has number i in `kv`.
+  std::span<double* const> kv_places{};
   bool writes_kv = true;     ///< false: the slots of its own tokens keep what they hold
   std::int64_t padding = 0;  ///< the last tokens: nothing of them is kept but their KV
   std::uint32_t state = 0;   ///< slot; of no use where no unit has a state
@@ -57,6 +60,8 @@ struct HybridRow {
   std::span<const std::uint32_t> state_layers{}, kv_layers{};
   bool keeps_recurrent = true, keeps_conv = true;  ///< false: that part of the slot stays as it was
   std::span<const HybridTake> takes{};  ///< in the order of their tokens; no verification
+  /// [tokens, state_input_size()], or null: what each unit with a state is given, for replay().
+  double* state_inputs = nullptr;
 
   /// [tokens, state_size()]: a verification. The state after each of the row's tokens goes there,
   /// and the slot stays as it was.
@@ -91,9 +96,10 @@ class HybridModel {
 
   const HybridConfig& config() const;
   const HybridWeights& weights() const;
-  std::size_t kv_size() const;         ///< doubles of a token's KV
-  std::size_t recurrent_size() const;  ///< doubles of a state's recurrent parts, which come first
-  std::size_t state_size() const;      ///< doubles of a state
+  std::size_t kv_size() const;           ///< doubles of a token's KV
+  std::size_t recurrent_size() const;    ///< doubles of a state's recurrent parts, which come first
+  std::size_t state_size() const;        ///< doubles of a state
+  std::size_t state_input_size() const;  ///< doubles of a token for all units with a state
   std::size_t vocabulary() const { return static_cast<std::size_t>(config().vocabulary); }
   /// The parts of a slot of states and of a slot of KV, in the order of the units.
   const std::vector<HybridPart>& parts() const;
@@ -104,6 +110,10 @@ class HybridModel {
   /// threads at once.
   void forward(std::span<const HybridRow> rows, const SlotPool& kv, const SlotPool& states,
                std::span<double> logits) const;
+
+  /// Runs the units that have a state over one more token of a text that has begun, from what a row
+  /// has left of it in `state_inputs`. `state` is moved on, by the bits of that row.
+  void replay(std::span<const double> inputs, std::span<double> state) const;
 
  private:
   struct Inside;

@@ -269,6 +269,13 @@ class Recurrent : public Unit {
     add_to(sum, y);
   }
 
+  void replay(const Inputs& x, std::span<double> state) const override {
+    const auto size = static_cast<std::int64_t>(state.size());
+    Array<double, 2> unused(shape_of(x));
+    mix(x, {.update = true, .scan = true}, windows_at(state.data(), 1, size),
+        states_at(state.data(), 1, size), unused, {});
+  }
+
  protected:
   using Snapshots = LayerSnapshots<double>;
   /// Runs the layer over one row, with the one state of `conv` and `state`.

@@ -50,12 +50,16 @@ class Unit {
   /// part begin at these doubles of a slot.
   virtual void add(const Inputs& x, const Batch& batch, TensorView<double, 2> sum) const = 0;
 
+  /// Moves the unit's parts of a state over one token, [1, hidden].
+  virtual void replay(const Inputs& /*x*/, std::span<double> /*state*/) const {}
+
   std::size_t kv_first = 0, recurrent_first = 0, conv_first = 0;
   std::size_t layer = 0;  ///< the unit's place among those with KV, or among those with a state
 
  protected:
   /// The unit's KV in a slot that the row names.
   double* kv_at(const Batch& batch, const PackedRow& row, std::uint32_t slot) const {
+    if (!row.row->kv_places.empty()) return row.row->kv_places[layer * row.row->kv.size() + slot];
     return batch.kv.at(slot + PackedRow::distance(row.row->kv_layers, layer)) + kv_first;
   }
   /// `width` doubles from `first` on of the unit's KV in these slots, a row a slot.

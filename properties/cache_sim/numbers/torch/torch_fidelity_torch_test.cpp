@@ -22,8 +22,26 @@ namespace {
 
 using testing::HasSubstr;
 
+bool has_slots(const std::string& policy) {
+  return Registry<PolicyEntry>::find(policy)->groups == nullptr;
+}
+
+/// Tensors have no memory of blocks.
+std::vector<std::string> policies_with_slots() {
+  std::vector<std::string> names = testing_support::policies_with_numbers();
+  std::erase_if(names, [](const std::string& name) { return !has_slots(name); });
+  return names;
+}
+
+std::vector<std::string> defects_with_slots() {
+  std::vector<std::string> names = testing_support::defects_with_numbers();
+  std::erase_if(names,
+                [](const std::string& name) { return !has_slots(name.substr(0, name.find(':'))); });
+  return names;
+}
+
 void expect_nothing_found(std::uint64_t seed, std::int64_t traces) {
-  for (const std::string& policy : testing_support::policies_with_numbers())
+  for (const std::string& policy : policies_with_slots())
     for (const std::string& model : testing_support::models_of(policy)) {
       RunOptions run;
       run.subjects = {policy};
@@ -53,10 +71,27 @@ TEST(TorchFidelity, saysByHowMuchAWrongLabelMovesAnOutput) {
               HasSubstr(" token is the likeliest; unit 0: the recurrent part of state slot"));
 }
 
+TEST(TorchFidelity, isRefusedWhereAPolicyHasRingsOrBlocks) {
+  const auto refused = [](std::string_view policy, std::string_view field, std::string_view value) {
+    Config config;
+    config.put(kFidelityField, "torch");
+    config.put(field, value);
+    const Result<void> fits = check_fidelity(*Registry<PolicyEntry>::find(policy), config);
+    return fits ? std::string() : fits.error().text;
+  };
+  EXPECT_EQ(refused("sglang-no-buffer", "replay_ring", "0"), "");
+  EXPECT_EQ(refused("sglang-no-buffer", "replay_ring", "4"),
+            "field fidelity: torch keeps no rings, which policy sglang-no-buffer has here");
+  EXPECT_EQ(refused("vllm-align", "model", ""),
+            "field fidelity: torch has no memory of blocks, which policy vllm-align needs");
+}
+
 /// Tensors to which nobody listens beside labels, so that a run goes on after a wrong one.
 const Registration<FidelityEntry> kTensorsAlone{
     {.name = "tensors-alone",
      .sentence = "of the tests",
+     .models = nullptr,
+     .keeps_rings = false,
      .check = [](const PolicyEntry&, const Config&) { return Result<void>(); },
      .make = [](const PolicyEntry& policy, const Config& config, LabelState&,
                 PolicyEntry::SlotCounts slots) -> std::unique_ptr<NumberedPools> {
@@ -75,9 +110,17 @@ std::vector<std::string> defects_of_numbers() {
   std::vector<std::string> names;
   std::istringstream text(testing_support::read_text(std::filesystem::path(LOCKSTEP_SOURCE_DIR) /
                                                      "properties/cache_sim/numbers/defects.txt"));
-  for (std::string name, row; text >> name >> row;)
+  const auto is_left_out = [](const std::string& name) {
+    if (!has_slots(name.substr(0, name.find(':')))) return true;
     // 900 traces do not show misses-swap here; in double they do.
-    if (row == "number" && name != "sglang-extra-buffer:misses-swap") names.push_back(name);
+    if (name == "sglang-extra-buffer:misses-swap") return true;
+    for (const std::string_view of_rings :
+         {"cursor", "flush", "ring", "entry", "window", "counts-by-layer"})
+      if (name.find(of_rings) != std::string::npos) return true;  // tensors keep no rings
+    return false;
+  };
+  for (std::string name, row; text >> name >> row;)
+    if (row == "number" && !is_left_out(name)) names.push_back(name);
   return names;
 }
 
@@ -98,7 +141,7 @@ TEST_P(EveryDefectWithTensorsInFull, givesNoWrongNumberUnderRightLabels) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, EveryDefectWithTensorsInFull,
-                         testing::ValuesIn(testing_support::defects_with_numbers()),
+                         testing::ValuesIn(defects_with_slots()),
                          [](const auto& info) { return testing_support::test_name(info.param); });
 
 }  // namespace

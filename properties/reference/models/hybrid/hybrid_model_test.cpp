@@ -270,6 +270,46 @@ TEST_P(Hybrid, aUnitMayHaveSlotsOfItsOwn) {
   }
 }
 
+// KV may lie at addresses of its own: here that of each unit lies in a memory where places run
+// backwards, and a draft's behind them.
+TEST_P(Hybrid, kvMayLieInNoPool) {
+  const HybridModel& model = model_of(GetParam());
+  const Text text = drawn_text(3, 7);
+  const PlainRun plain = plain_run(model, text);
+  std::vector<std::vector<double>> memories;
+  std::vector<double*> all;
+  for (const reference::HybridPart& part : model.parts())
+    if (std::string_view(part.name) == "KV") {
+      memories.emplace_back(text.size() * part.size);
+      for (std::size_t i = 0; i < text.size(); ++i)
+        all.push_back(memories.back().data() + (text.size() - 1 - i) * part.size);
+    }
+  const auto first_places = [&](std::size_t count) {
+    std::vector<double*> places;
+    for (std::size_t at = 0; at < all.size(); at += text.size())
+      places.insert(places.end(), all.begin() + static_cast<std::ptrdiff_t>(at),
+                    all.begin() + static_cast<std::ptrdiff_t>(at + count));
+    return places;
+  };
+  std::vector<std::uint32_t> kv(text.size());
+  std::iota(kv.begin(), kv.end(), 0);
+  HybridMemory memory(model, 0, 1);
+  memory.zero(0);
+  const std::vector<double*> four = first_places(4);
+  const HybridRow row{
+      .tokens = std::span(text).first(4), .kv = std::span(kv).first(4), .kv_places = four};
+  EXPECT_TRUE(same(memory.run({row}), plain.logits[3]));
+  Numbers states_after(3 * model.state_size() + 1);
+  const HybridRow verified{.tokens = std::span(text).subspan(4),
+                           .begin = 4,
+                           .kv = kv,
+                           .kv_places = all,
+                           .states_after = states_after.data(),
+                           .drafts = 2};
+  const Numbers logits = memory.run({verified});
+  EXPECT_TRUE(same(std::span(logits).last(model.vocabulary()), plain.logits[6]));
+}
+
 // The KV of padding is written as if the text went on; nothing else of it is kept.
 TEST_P(Hybrid, paddingLeavesItsKvAlone) {
   const HybridModel& model = model_of(GetParam());

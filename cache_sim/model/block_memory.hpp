@@ -1,22 +1,57 @@
-// The memory of vLLM's blocks, as a forward reads and writes it. The worker (align_worker.hpp)
-// decides which block a state or the KV of a token lies in; the memory holds what lies there:
-// labels (label_blocks.hpp), or numbers.
+// The memory of a block cache, as a forward reads and writes it. One pool of blocks serves several
+// groups of layers: a block holds the KV of one group now and a state of another one later. A
+// policy decides which block a state or the KV of a token lies in; the memory holds what lies
+// there: labels, or numbers.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "cache_sim/policies/vllm/block_manager.hpp"
 #include "reference/protocol/tokens.hpp"
 
 namespace lockstep::cache_sim {
+
+using BlockId = std::uint32_t;
+inline constexpr BlockId kNullBlock = 0;  ///< stands for "no block"; nothing is stored there
+using KeyId = std::uint32_t;              ///< of a hash that stands for a prefix
+
+enum class GroupKind : std::uint8_t {
+  attention,  ///< every block, from the first to the last token
+  window,     ///< a sliding window: blocks below it are given back
+  mamba,      ///< one running state, and the states of block ends that are kept
+  mamba_all,  ///< a state in every block that the forward passes
+};
+inline bool is_state(GroupKind kind) {
+  return kind == GroupKind::mamba || kind == GroupKind::mamba_all;
+}
+
+struct GroupSpec {
+  GroupKind kind = GroupKind::attention;
+  std::int64_t block = 0;   ///< tokens
+  std::int64_t window = 0;  ///< tokens that a token sees, itself included, of a sliding window
+  bool operator==(const GroupSpec&) const = default;
+};
+
+/// The pool of a block cache, and the groups that take blocks from it.
+struct BlockGroups {
+  std::vector<GroupSpec> groups;
+  std::int64_t blocks = 0;  ///< the null block among them
+  std::int64_t drafts = 0;  ///< the conv rows of a block are W - 1 + drafts
+};
 
 /// The null block where there is no such column.
 inline BlockId block_at(std::span<const BlockId> columns, std::int64_t column) {
   if (column < 0 || column >= std::ssize(columns)) return kNullBlock;
   return columns[static_cast<std::size_t>(column)];
 }
+
+/// A copy that runs before the forward.
+struct BlockCopy {
+  BlockId source;
+  BlockId target;
+  std::uint32_t group;
+};
 
 /// A row's KV in one group: that of token i lies in column i / size, at place i % size.
 struct BlockKv {
@@ -68,6 +103,8 @@ class BlockMemory {
   virtual void admit(std::uint32_t /*place*/) {}
   /// These keys stand for the prefixes of `tokens`, one per hash block.
   virtual void learn(const std::vector<KeyId>& /*keys*/, const Tokens& /*tokens*/) {}
+  /// The block is free and has no key, so nobody can find what it holds.
+  virtual void lose(BlockId /*block*/) {}
   virtual void copy(const BlockCopy& copy) = 0;
   /// The KV of the row's `external` tokens, and the states that the row stores, come from another
   /// server.
