@@ -283,7 +283,7 @@ void TensorState::begin(OpenRow& open) {
   }
 }
 
-/// What the row leaves behind: histories, copies, and the states of a verification.
+/// Leaves histories, copies, and the states of a verification.
 void TensorState::end(const OpenRow& open, const std::vector<Tensor>& states_after) {
   const TensorRow& row = open.row;
   const std::vector<PoolPart>& parts = model_.parts();

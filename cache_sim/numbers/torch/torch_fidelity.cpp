@@ -41,13 +41,31 @@ std::unique_ptr<NumberedPools> made(const PolicyEntry& policy, const Config& con
                   slots.states, slots.kv_end, config.page, &labels));
 }
 
+constexpr std::int64_t kMostKvSlots = 1 << 20, kMostStateSlots = 1 << 16;
+
+/// A pool of tensors is written as a whole where it is made, so it has to be small.
+Result<void> check_tensors(const PolicyEntry& policy, const Config& config) {
+  if (Result<void> fits = check_model(policy, config); !fits) return fits;
+  const PolicyEntry::SlotCounts slots =
+      policy.slots != nullptr
+          ? policy.slots(config)
+          : PolicyEntry::SlotCounts{config.state_slots, config.kv_tokens + config.page};
+  const auto refuse = [](const char* field, std::int64_t count, std::int64_t most) {
+    return fail("field " + std::string(field) + ": pools of tensors have at most " +
+                std::to_string(most) + " slots, and here there are " + std::to_string(count));
+  };
+  if (slots.kv_end > kMostKvSlots) return refuse("kv_tokens", slots.kv_end, kMostKvSlots);
+  if (slots.states > kMostStateSlots) return refuse("state_slots", slots.states, kMostStateSlots);
+  return {};
+}
+
 const Registration<FidelityEntry> kTorch{
     {.name = "torch",
      .sentence = "labels, and beside them the tensors of a tiny hybrid model in float32, run by "
                  "torch.ops.lockstep.* on the CPU and compared bit by bit with each row alone",
      .models = reference::hybrid_presets,
      .keeps_rings = false,
-     .check = check_model,
+     .check = check_tensors,
      .make = [](const PolicyEntry& policy, const Config& config, LabelState& labels,
                 PolicyEntry::SlotCounts slots) {
        static const std::shared_ptr<const TensorLayers> layers = judged_layers(host_layers());
@@ -67,7 +85,7 @@ const DeviceLayers& layers_of_kernels() {
 constexpr std::int64_t kLatentColumns = 512, kRotatedColumns = 64;
 
 Result<void> check_kernels(const PolicyEntry& policy, const Config& config) {
-  if (Result<void> fits = check_model(policy, config); !fits) return fits;
+  if (Result<void> fits = check_tensors(policy, config); !fits) return fits;
   const std::string name = model_name(policy, config);
   const reference::HybridConfig model = *reference::hybrid_preset(name);
   for (const reference::HybridUnit& unit : model.units)

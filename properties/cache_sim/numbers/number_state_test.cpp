@@ -336,7 +336,8 @@ TEST(Numbers, ofAPaddingRowDestroyTheSlotItRunsOver) {
 // A label that is wrong where the numbers are right is a fault of the harness itself.
 TEST(Numbers, thatAgreeUnderAWrongLabelAreReported) {
   LabelState labels(8, 64);
-  cache_sim::LabelledNumbers both(labels, truth_of("tiny-nemotron-h"), {8, 64}, 1);
+  cache_sim::LabelledNumbers both(
+      labels, std::make_unique<NumberState>(truth_of("tiny-nemotron-h"), 8, 64, 1, &labels));
   OneRequest one;
   both.allocate_state(StateSlot{1});
   both.zero_state(StateSlot{1});

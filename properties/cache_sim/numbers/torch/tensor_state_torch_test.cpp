@@ -112,7 +112,7 @@ TEST(TensorModel, hasTheLogitsOfTheReference) {
   }
 }
 
-/// What is found in a prefill, a chunk, decodes beside other rows, a verification, what it commits,
+/// The findings of a prefill, a chunk, decodes beside other rows, a verification, what it commits,
 /// and a branch behind a copied state.
 std::string found_in_a_right_run(std::string_view preset,
                                  const std::shared_ptr<const TensorLayers>& layers,
@@ -297,7 +297,7 @@ class WrongProducts : public TensorLayers {
   std::shared_ptr<const TensorLayers> right_;
 };
 
-/// What is found in three decodes of one batch, each of which is right alone.
+/// The findings of three decodes of one batch, each of which is right alone.
 std::string found_in_three_decodes(std::string_view preset,
                                    const std::shared_ptr<const TensorLayers>& layers,
                                    at::ScalarType activations) {

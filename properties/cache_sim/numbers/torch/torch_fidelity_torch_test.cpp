@@ -71,17 +71,20 @@ TEST(TorchFidelity, saysByHowMuchAWrongLabelMovesAnOutput) {
               HasSubstr(" token is the likeliest; unit 0: the recurrent part of state slot"));
 }
 
-TEST(TorchFidelity, isRefusedWhereAPolicyHasRingsOrBlocks) {
+TEST(TorchFidelity, isRefusedWhereAPolicyHasRingsBlocksOrLargePools) {
   const auto refused = [](std::string_view policy, std::string_view field, std::string_view value) {
     Config config;
     config.put(kFidelityField, "torch");
-    config.put(field, value);
+    EXPECT_TRUE(config.set(field, value).has_value());
     const Result<void> fits = check_fidelity(*Registry<PolicyEntry>::find(policy), config);
     return fits ? std::string() : fits.error().text;
   };
   EXPECT_EQ(refused("sglang-no-buffer", "replay_ring", "0"), "");
   EXPECT_EQ(refused("sglang-no-buffer", "replay_ring", "4"),
             "field fidelity: torch keeps no rings, which policy sglang-no-buffer has here");
+  EXPECT_EQ(refused("sglang-no-buffer", "kv_tokens", "4194304"),
+            "field kv_tokens: pools of tensors have at most 1048576 slots, and here there are "
+            "4194305");
   EXPECT_EQ(refused("vllm-align", "model", ""),
             "field fidelity: torch has no memory of blocks, which policy vllm-align needs");
 }
