@@ -122,14 +122,7 @@ void NumberState::forward(const ForwardRow& row) {
          "slots of the pools", "another number, or none"});
     return;
   }
-  if (!row.parents.empty() && row.known() <= row.begin) {
-    findings_.push_back(
-        {FindingKind::out_of_range,
-         fmt::format("a tree of drafts behind {} of {} grows from no token of its row",
-                     counted(row.begin, "token"), row.tokens.text(60)),
-         "the last known token in the row", "a row of drafts alone"});
-    return;
-  }
+  if (!row.parents.empty() && row.known() <= row.begin) return verify_without_root(row);
   bool shares = false;
   const auto share = [&](std::uint32_t slot) { shares = shares || is_open(slot); };
   if (row.state.exists()) for_layers(row.state.value, row.state_layers, share);
@@ -142,6 +135,27 @@ void NumberState::forward(const ForwardRow& row) {
   if (shares) run();
   if (rows_.size() == open_) rows_.emplace_back();
   open(row, rows_[open_++]);
+}
+
+/// A tree whose drafts follow a token of an earlier row. Kernels run none
+/// (reference/recurrent/tree.hpp), so its numbers are those of a run without a cache; the state
+/// from which it starts is compared.
+void NumberState::verify_without_root(const ForwardRow& row) {
+  if (open_ > 0) run();
+  const bool has_state = row.state.exists() && model_.state_size() > 0;
+  if (has_state) compare_parts(row.state, StateParts{}, row.tokens, row.begin, "goes on after");
+  std::vector<Truth::Node> after;
+  std::vector<double> states;
+  const Truth::Node base = truth_->at(row.tokens, row.begin);
+  for (std::uint32_t i = 0; i < row.drafts; ++i) {
+    const auto parent = static_cast<std::size_t>(row.parents[i]);
+    after.push_back(
+        truth_->next(parent == 0 ? base : after[parent - 1], row.tokens[row.begin + i]));
+    const std::span<const double> state = truth_->state(after.back());
+    states.insert(states.end(), state.begin(), state.end());
+    std::ranges::copy(truth_->kv(after.back()), named_kv(told_kv_[row.begin + i]).begin());
+  }
+  if (has_state) left_[state_index(row.state)] = std::move(states);
 }
 
 /// Keeps what the row says, and marks its slots.

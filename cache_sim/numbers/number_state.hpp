@@ -125,6 +125,7 @@ class NumberState final : public NumberedPools {
   bool is_open(std::uint32_t state) const;
   bool exists(const ForwardRow& row) const;
   void open(const ForwardRow& row, OpenRow& kept);
+  void verify_without_root(const ForwardRow& row);
   void run();
   reference::HybridRow told(OpenRow& row);
   std::span<double> ring_entry(StateSlot slot, std::uint32_t at);

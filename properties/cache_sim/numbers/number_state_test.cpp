@@ -162,17 +162,25 @@ TEST(Numbers, ofAWrongRingAreReported) {
   EXPECT_THAT(found(4, 3), HasSubstr("which holds what state slot 1 had before anybody wrote it"));
 }
 
-TEST(Numbers, ofATreeWithoutItsRootAreRefused) {
+// The last known token was computed by an earlier row.
+TEST(Numbers, ofATreeWithoutItsRootAreThoseOfTheTruth) {
   OneRequest one("tiny-qwen3-next");
-  one.run(text("a6"), 0, 6);
-  const std::vector<std::int64_t> parents{0, 0};
-  const Tokens drafted = text("a7+[1]");
-  ForwardRow tree = one.row(drafted, 6, 8);
-  tree.drafts = 2;
+  one.run(text("a7"), 0, 7);
+  const std::vector<std::int64_t> parents{0, 0, 1};
+  const Tokens drafted = text("a7+[1]+a7:8+[2]");
+  ForwardRow tree = one.row(drafted, 7, 10);
+  tree.drafts = 3;
   tree.parents = parents;
   one.state.forward(tree);
   one.state.launch({});
-  EXPECT_THAT(one.found(), HasSubstr("out-of-range: a tree of drafts behind 6 tokens"));
+  for (const StatePart part : kStateParts)
+    one.state.commit_state(StateSlot{1}, 1, StateSlot{1}, part);
+  one.state.copy_kv(std::vector{one.kv[8]}, std::vector{one.kv[7]});
+  one.run(text("a9"), 8, 9);
+  EXPECT_EQ(one.found(), "");
+  one.state.zero_state(StateSlot{1});
+  one.state.forward(tree);
+  EXPECT_THAT(one.found(), HasSubstr("number-differs: state slot 1 goes on after 7 tokens"));
 }
 
 TEST(Numbers, ofAStateTakenOnTheWayAreRight) {
