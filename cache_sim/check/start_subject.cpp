@@ -133,11 +133,7 @@ Started start_policy(const std::string& name, const RunOptions& options) {
   SubjectOptions subject{.config = options.config, .layers = &no_layers};
   if (options.defect_name.starts_with(name + ":")) subject.defect = options.defect;
   if (options.check != CheckLevel::off) {
-    const PolicyEntry::SlotCounts slots =
-        entry->slots != nullptr
-            ? entry->slots(options.config)
-            : PolicyEntry::SlotCounts{entry->has_states ? options.config.state_slots : 0,
-                                      options.config.kv_tokens + options.config.page};
+    const PolicyEntry::SlotCounts slots = entry->slots_in(options.config);
     seat->labels = std::make_unique<LabelState>(
         slots.states, slots.kv_end,
         LabelState::Strides{options.config.kv_stride, options.config.state_stride});

@@ -78,12 +78,13 @@ std::string origin(std::span<const double> numbers, std::string_view kind) {
   return "";
 }
 
-std::optional<std::string> moved_logits(Truth& truth, Truth::Node base, const ComparedRow& row,
-                                        std::span<const double> logits) {
-  const std::size_t V = truth.model().vocabulary();
+std::string row_text(std::uint32_t begin, std::uint32_t end, const Tokens& text) {
+  return fmt::format("a row over tokens {} to {} of {}", begin, end, text.text(60));
+}
+
+std::vector<Truth::Node> nodes_after(Truth& truth, Truth::Node base, const ComparedRow& row) {
   const std::uint32_t size = row.end - row.begin, inputs = size - row.drafts;
-  std::vector<Truth::Node> after;  // by token of the row
-  std::optional<std::string> moved;
+  std::vector<Truth::Node> after;
   for (std::uint32_t i = 0; i < size; ++i) {
     Truth::Node parent = i == 0 ? base : after[i - 1];
     if (i >= inputs && !row.parents.empty()) {
@@ -91,12 +92,20 @@ std::optional<std::string> moved_logits(Truth& truth, Truth::Node base, const Co
       parent = draft == 0 ? (inputs == 0 ? base : after[inputs - 1]) : after[inputs + draft - 1];
     }
     after.push_back(truth.next(parent, row.text[row.begin + i]));
-    if (!row.verifies && i + 1 < size) continue;
-    const std::span<const double> own = logits.first(V), right = truth.logits(after.back());
+  }
+  return after;
+}
+
+std::optional<std::string> moved_logits(const Truth& truth, std::span<const Truth::Node> after,
+                                        bool verifies, std::span<const double> logits) {
+  const std::size_t V = truth.model().vocabulary();
+  std::optional<std::string> moved;
+  for (const Truth::Node node : verifies ? after : after.last(1)) {
+    const std::span<const double> own = logits.first(V), right = truth.logits(node);
     logits = logits.subspan(V);
     if (same_bits(own, right)) continue;
     if (const double far = distance(own, right); far > 0)
-      return moved_logits(truth.size(after.back()), far, likeliest_of(own) == likeliest_of(right));
+      return moved_logits(truth.size(node), far, likeliest_of(own) == likeliest_of(right));
     moved = kOnlyReadsWrong;
   }
   return moved;

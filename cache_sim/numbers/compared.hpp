@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cache_sim/numbers/truth.hpp"
 
@@ -39,19 +40,24 @@ std::string told_row(std::string_view request, std::uint32_t tokens, std::span<c
 /// Says which place wrong numbers come from, if they are poison; else empty. `kind`: "KV slot".
 std::string origin(std::span<const double> numbers, std::string_view kind);
 
-/// The tokens [begin, end) of `text`, computed after `base`. Every token of a verification has
-/// logits; of another row the last one has.
+/// The tokens [begin, end) of `text`, computed after a prefix.
 struct ComparedRow {
   const Tokens& text;
   std::uint32_t begin, end, drafts;       ///< the last tokens are drafts
   std::span<const std::int64_t> parents;  ///< as ForwardRow's
-  bool verifies;
 };
 
-/// Says by how much the row's logits, [tokens that have some, vocabulary], are off; nothing where
-/// they are right to the last bit.
-std::optional<std::string> moved_logits(Truth& truth, Truth::Node base, const ComparedRow& row,
-                                        std::span<const double> logits);
+/// "a row over tokens 3 to 5 of a9"
+std::string row_text(std::uint32_t begin, std::uint32_t end, const Tokens& text);
+
+/// The prefixes after each of the row's tokens.
+std::vector<Truth::Node> nodes_after(Truth& truth, Truth::Node base, const ComparedRow& row);
+
+/// Says by how much a row's logits, [tokens that have some, vocabulary], are off; nothing where
+/// they are right to the last bit. `after` are the prefixes after the row's tokens: each of a
+/// verification has logits, of another row the last one.
+std::optional<std::string> moved_logits(const Truth& truth, std::span<const Truth::Node> after,
+                                        bool verifies, std::span<const double> logits);
 inline constexpr std::string_view kOnlyReadsWrong = "logits are right, but not what they come from";
 
 }  // namespace lockstep::cache_sim

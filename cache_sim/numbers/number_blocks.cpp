@@ -404,23 +404,20 @@ void NumberBlocks::store_verified(const OpenRow& row, const BlockStates& states)
 void NumberBlocks::compare(const OpenRow& row, std::span<const double> logits) {
   const Truth::Node base = truth_->at(row.text, row.begin);
   const bool starts_wrong = !same_bits(row.before, truth_->state(base));
-  const std::optional<std::string> moved = moved_logits(
-      *truth_, base, {row.text, row.begin, row.end, row.drafts, {}, row.verifies}, logits);
+  const std::vector<Truth::Node> after =
+      nodes_after(*truth_, base, {row.text, row.begin, row.end, row.drafts, {}});
+  const std::optional<std::string> moved = moved_logits(*truth_, after, row.verifies, logits);
   if (!moved && !starts_wrong) return;
   const std::string where = first_difference(row, base);
-  findings_.push_back(
-      {FindingKind::number_differs,
-       fmt::format("a row over tokens {} to {} of {}: {}; {}", row.begin, row.end,
-                   row.text.text(60), moved.value_or(std::string(kOnlyReadsWrong)), where),
-       "the bits of a run without a cache", where});
+  findings_.push_back({FindingKind::number_differs,
+                       fmt::format("{}: {}; {}", row_text(row.begin, row.end, row.text),
+                                   moved.value_or(std::string(kOnlyReadsWrong)), where),
+                       "the bits of a run without a cache", where});
 }
 
 /// The first part, in the order of the model's units, that the row read and that is not right.
 std::string NumberBlocks::first_difference(const OpenRow& row, Truth::Node base) {
-  std::vector<Truth::Node> path(row.begin);
-  for (std::size_t place = path.size(); place > 0; base = truth_->before(base))
-    path[--place] = base;
-  const Truth::Node last = path.empty() ? Truth::kEmpty : path.back();
+  const std::vector<Truth::Node> path = truth_->path(base);
   std::size_t kv_layer = 0;
   for (const Layer& layer : layers_) {
     const auto differs = [&](const HybridPart& part, std::span<const double> own,
@@ -441,7 +438,7 @@ std::string NumberBlocks::first_difference(const OpenRow& row, Truth::Node base)
     require(own != row.states.end(), "a row has every group");
     for (const HybridPart& part : {layer.recurrent, layer.conv}) {
       const std::span<const double> held = std::span(row.before).subspan(part.first, part.size);
-      if (differs(part, held, truth_->state(last)))
+      if (differs(part, held, truth_->state(base)))
         return fmt::format("unit {}: the {} part of block {} differs{}", layer.unit, part.name,
                            std::string_view(part.name) == "conv" ? own->conv : own->recurrent,
                            origin(held, "block"));

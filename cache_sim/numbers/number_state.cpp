@@ -81,57 +81,20 @@ std::span<double> NumberState::named_kv(std::uint32_t slot) {
 
 // --- Batches
 
-namespace {}  // namespace
-
-/// Whether the pools have all slots that the row names.
-bool NumberState::exists(const ForwardRow& row) const {
-  bool all = told_kv_.size() == std::max(row.end, row.padded_to);
-  const auto check = [&](std::size_t count) {
-    return [&all, count](std::uint32_t slot) { all = all && slot < count - 1; };
-  };
-  for (const KvSlots slots : {KvSlots(told_kv_), KvSlots(told_also_)})
-    for (const std::uint32_t slot : slots) for_layers(slot, row.kv_layers, check(kv_slots_));
-  if (row.state.exists()) for_layers(row.state.value, row.state_layers, check(state_slots_));
-  for (const StateTake& take : row.takes)
-    for_layers(take.target.value, row.state_layers, check(state_slots_));
-  if (row.ring) check(state_slots_)(row.ring->slot.value);
-  return all;
-}
-
 void NumberState::forward(const ForwardRow& row) {
   if (row.end <= row.begin) return;
-  const auto fits = [](std::size_t told, std::size_t layers) {
-    return told == 0 || told == layers;
-  };
-  require(fits(row.state_layers.size(), state_layers_) && fits(row.kv_layers.size(), kv_layers_),
-          "a row has as many layers as the model");
+  require_layers(row, state_layers_, kv_layers_);
   require(!row.ring || row.state_layers.empty(), "a ring stands beside one slot");
-  const auto list = [&](std::span<const KvRun> runs, std::vector<std::uint32_t>& slots) {
-    slots.clear();
-    for_slots(runs, 0, std::max(row.end, row.padded_to), [&](KvSlots some, std::uint32_t) {
-      slots.insert(slots.end(), some.begin(), some.end());
-    });
-  };
-  list(row.kv, told_kv_);
-  list(row.also, told_also_);
-  if (!exists(row)) {
-    findings_.push_back(
-        {FindingKind::out_of_range,
-         fmt::format("a row over tokens {} to {} of {} has a slot outside of its pool", row.begin,
-                     row.end, row.tokens.text(60)),
-         "slots of the pools", "another number, or none"});
+  told_.list(row);
+  if (!told_.are_in_pools(row, state_slots_ - 1, kv_slots_ - 1)) {
+    findings_.push_back(outside_of_pools(row));
     return;
   }
   if (!row.parents.empty() && row.known() <= row.begin) return verify_without_root(row);
   bool shares = false;
-  const auto share = [&](std::uint32_t slot) { shares = shares || is_open(slot); };
-  if (row.state.exists()) for_layers(row.state.value, row.state_layers, share);
-  if (row.ring) share(row.ring->slot.value);
-  for (const StateTake& take : row.takes) for_layers(take.target.value, row.state_layers, share);
-  const auto share_kv = [&](std::uint32_t slot) { shares = shares || kv_open_[slot] == batch_; };
-  for (const std::uint32_t slot : KvSlots(told_kv_).subspan(row.begin))
-    for_layers(slot, row.kv_layers, share_kv);
-  for (const std::uint32_t slot : told_also_) for_layers(slot, row.kv_layers, share_kv);
+  told_.for_written(
+      row, [&](std::uint32_t slot) { shares = shares || is_open(slot); },
+      [&](std::uint32_t slot) { shares = shares || kv_open_[slot] == batch_; });
   if (shares) run();
   if (rows_.size() == open_) rows_.emplace_back();
   open(row, rows_[open_++]);
@@ -144,16 +107,14 @@ void NumberState::verify_without_root(const ForwardRow& row) {
   if (open_ > 0) run();
   const bool has_state = row.state.exists() && model_.state_size() > 0;
   if (has_state) compare_parts(row.state, StateParts{}, row.tokens, row.begin, "goes on after");
-  std::vector<Truth::Node> after;
   std::vector<double> states;
-  const Truth::Node base = truth_->at(row.tokens, row.begin);
+  const std::vector<Truth::Node> after =
+      nodes_after(*truth_, truth_->at(row.tokens, row.begin),
+                  {row.tokens, row.begin, row.end, row.drafts, row.parents});
   for (std::uint32_t i = 0; i < row.drafts; ++i) {
-    const auto parent = static_cast<std::size_t>(row.parents[i]);
-    after.push_back(
-        truth_->next(parent == 0 ? base : after[parent - 1], row.tokens[row.begin + i]));
-    const std::span<const double> state = truth_->state(after.back());
+    const std::span<const double> state = truth_->state(after[i]);
     states.insert(states.end(), state.begin(), state.end());
-    std::ranges::copy(truth_->kv(after.back()), named_kv(told_kv_[row.begin + i]).begin());
+    std::ranges::copy(truth_->kv(after[i]), named_kv(told_.kv[row.begin + i]).begin());
   }
   if (has_state) left_[state_index(row.state)] = std::move(states);
 }
@@ -163,8 +124,8 @@ void NumberState::open(const ForwardRow& row, OpenRow& kept) {
   kept.request = row.request;
   kept.text = row.tokens;
   kept.begin = row.begin, kept.end = row.end, kept.drafts = row.drafts;
-  kept.padding = std::max(row.end, row.padded_to) - row.end;
-  kept.tokens.assign(row.end + kept.padding - row.begin, 0);
+  kept.padding = row.places() - row.end;
+  kept.tokens.assign(row.places() - row.begin, 0);
   for (std::uint32_t i = row.begin; i < row.end; ++i) kept.tokens[i - row.begin] = row.tokens[i];
   kept.parents.assign(row.parents.begin(), row.parents.end());
   kept.has_state = row.state.exists() && model_.state_size() > 0;
@@ -191,8 +152,8 @@ void NumberState::open(const ForwardRow& row, OpenRow& kept) {
     kv_at(slot);
     kv_open_[slot] = batch_;
   };
-  std::swap(kept.kv, told_kv_);
-  std::swap(kept.also, told_also_);
+  std::swap(kept.kv, told_.kv);
+  std::swap(kept.also, told_.also);
   for (const std::vector<std::uint32_t>* const slots : {&kept.kv, &kept.also})
     for (const std::uint32_t slot : *slots) for_layers(slot, kept.kv_layers, open_kv);
 }
@@ -343,53 +304,26 @@ void NumberState::leave_takes(const OpenRow& row) {
 // --- Comparison with the truth
 
 void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
-  const std::size_t V = model_.vocabulary();
   const Truth::Node base = truth_->at(row.text, row.begin);
-  const std::uint32_t size = row.end - row.begin, inputs = size - row.drafts;
-  std::vector<Truth::Node> after;  // by token of the row
-  bool differs = row.has_state && !same_bits(row.before, truth_->state(base));
-  std::uint32_t first = row.end;
-  double far = 0;
-  bool same = true;
-  for (std::uint32_t i = 0; i < size; ++i) {
-    Truth::Node parent = i == 0 ? base : after[i - 1];
-    if (i >= inputs && !row.parents.empty()) {
-      const auto draft = static_cast<std::uint32_t>(row.parents[i - inputs]);
-      parent = draft == 0 ? (inputs == 0 ? base : after[inputs - 1]) : after[inputs + draft - 1];
-    }
-    after.push_back(truth_->next(parent, row.tokens[i]));
-    const bool samples = row.verifies || i + 1 == size;
-    if (!samples) continue;
-    const std::span<const double> own = logits.first(V), right = truth_->logits(after.back());
-    logits = logits.subspan(V);
-    if (tells_rows_ && i + 1 == size)
-      told_rows_.push_back(
-          told_row(row.request.text(), truth_->size(after.back()), own, right, "without a cache"));
-    if (same_bits(own, right)) continue;
-    if (!std::exchange(differs, true) || far == 0) {
-      first = truth_->size(after.back());
-      far = distance(own, right);
-      same = likeliest_of(own) == likeliest_of(right);
-    }
-  }
-  if (!differs) {
-    if (row.has_state && row.wrong_label)
-      findings_.push_back(
-          {FindingKind::number_agrees,
-           fmt::format("a row over tokens {} to {} of {} {}, and its numbers are "
-                       "those of a run without a cache",
-                       row.begin, row.end, row.text.text(60), row.wrong_label->text),
-           "other numbers", "the right ones"});
-    return;
-  }
-  const std::string moved = far > 0 ? moved_logits(first, far, same) : std::string(kOnlyReadsWrong);
-  report(row, moved, base);
+  const bool starts_wrong = row.has_state && !same_bits(row.before, truth_->state(base));
+  const std::vector<Truth::Node> after =
+      nodes_after(*truth_, base, {row.text, row.begin, row.end, row.drafts, row.parents});
+  const std::optional<std::string> moved = moved_logits(*truth_, after, row.verifies, logits);
+  if (tells_rows_)
+    told_rows_.push_back(told_row(row.request.text(), truth_->size(after.back()),
+                                  logits.last(model_.vocabulary()), truth_->logits(after.back()),
+                                  "without a cache"));
+  if (moved || starts_wrong) return report(row, moved.value_or(std::string(kOnlyReadsWrong)), base);
+  if (row.has_state && row.wrong_label)
+    findings_.push_back({FindingKind::number_agrees,
+                         fmt::format("{} {}, and its numbers are those of a run without a cache",
+                                     row_text(row.begin, row.end, row.text), row.wrong_label->text),
+                         "other numbers", "the right ones"});
 }
 
 void NumberState::report(const OpenRow& row, const std::string& moved, Truth::Node base) {
   const std::string where = first_difference(row, base);
-  const std::string read =
-      fmt::format("a row over tokens {} to {} of {}", row.begin, row.end, row.text.text(60));
+  const std::string read = row_text(row.begin, row.end, row.text);
   std::optional<Finding> wrong = row.wrong_label;
   if (!wrong && labels_ != nullptr)
     wrong = wrong_kv_label(*labels_, row.text, KvSlots(row.kv).first(row.end - row.drafts),
@@ -405,16 +339,13 @@ void NumberState::report(const OpenRow& row, const std::string& moved, Truth::No
 
 /// The first part, in the order of the model's units, that the row read and that is not right.
 std::string NumberState::first_difference(const OpenRow& row, Truth::Node base) {
-  std::vector<Truth::Node> path(row.begin);
-  for (std::size_t place = path.size(); place > 0; base = truth_->before(base))
-    path[--place] = base;
-  const Truth::Node last = path.empty() ? Truth::kEmpty : path.back();
+  const std::vector<Truth::Node> path = truth_->path(base);
   for (const HybridPart& part : model_.parts()) {
     const auto cut = [&](std::span<const double> slot) {
       return slot.subspan(part.first, part.size);
     };
     if (std::string_view(part.name) != "KV") {
-      if (row.has_state && !same_bits(cut(row.before), cut(truth_->state(last))))
+      if (row.has_state && !same_bits(cut(row.before), cut(truth_->state(base))))
         return fmt::format("unit {}: the {} part of state slot {} differs{}", part.unit, part.name,
                            row.state, origin(cut(row.before), "state slot"));
       continue;

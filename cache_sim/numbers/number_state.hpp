@@ -18,6 +18,7 @@
 
 #include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/model/label_state.hpp"
+#include "cache_sim/numbers/row_slots.hpp"
 #include "cache_sim/numbers/truth.hpp"
 #include "reference/base/finding.hpp"
 #include "reference/base/zeroed_array.hpp"
@@ -123,7 +124,6 @@ class NumberState final : public NumberedPools {
   std::span<double> named(StateSlot slot);
   std::span<double> named_kv(std::uint32_t slot);
   bool is_open(std::uint32_t state) const;
-  bool exists(const ForwardRow& row) const;
   void open(const ForwardRow& row, OpenRow& kept);
   void verify_without_root(const ForwardRow& row);
   void run();
@@ -152,7 +152,7 @@ class NumberState final : public NumberedPools {
   ZeroedArray<char> state_used_, kv_used_;  // 0: not yet poisoned
   ZeroedArray<std::uint32_t> kv_open_;      // the batch in which the slot is open
   std::uint32_t batch_ = 1;
-  std::vector<std::uint32_t> told_kv_, told_also_;  // slots of the row that forward() is given
+  RowSlots told_;  // of the row that forward() is given
   std::vector<OpenRow> rows_;
   std::size_t open_ = 0;  // of rows_
   std::vector<std::uint32_t> open_states_;

@@ -40,6 +40,8 @@ class Truth {
   /// The prefix without its last token. Requires a token.
   Node before(Node node) const { return nodes_[node].before; }
   std::uint32_t size(Node node) const { return nodes_[node].size; }
+  /// The prefixes of 1, 2, … tokens up to this one.
+  std::vector<Node> path(Node node) { return path_to(node); }
 
   /// Runs tokens[begin, end) from a given state, which may be wrong, over right KV, and leaves the
   /// state after them in its place. `states_after`, where it is not null, gets the state after each

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "cache_sim/numbers/row_slots.hpp"
+
 namespace lockstep::cache_sim {
 
 std::optional<Finding> wrong_state_label(const LabelState& labels, const ForwardRow& row) {

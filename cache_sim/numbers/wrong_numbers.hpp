@@ -11,13 +11,6 @@
 
 namespace lockstep::cache_sim {
 
-/// Calls act(slot) for the slots that stand for `slot` in the layers.
-template <class Act>
-void for_layers(std::uint32_t slot, std::span<const std::uint32_t> layers, const Act& act) {
-  if (layers.empty()) act(slot);
-  for (const std::uint32_t distance : layers) act(slot + distance);
-}
-
 // Labels are held to their tokens where a state is advanced and where a structure is audited;
 // numbers show each use.
 

@@ -104,6 +104,8 @@ struct ForwardRow {
   std::span<const std::uint32_t> state_layers{}, kv_layers{};
 
   std::uint32_t known() const { return end - drafts; }
+  /// Places whose KV is written or read.
+  std::uint32_t places() const { return std::max(end, padded_to); }
 };
 
 }  // namespace lockstep

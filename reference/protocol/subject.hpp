@@ -98,6 +98,10 @@ struct PolicyEntry {
     std::int64_t states, kv_end;
   };
   SlotCounts (*slots)(const Config&) = nullptr;
+  SlotCounts slots_in(const Config& config) const {
+    if (slots != nullptr) return slots(config);
+    return {has_states ? config.state_slots : 0, config.kv_tokens + config.page};
+  }
   Capabilities capabilities;  ///< beside Capability::request; its oracle has the same
   bool is_default = false;    ///< true of one policy: see default_policy()
   /// Its forwards are told by LayerState::forward() or BlockMemory::forward(), so that its slots or

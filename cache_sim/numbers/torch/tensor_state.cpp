@@ -64,12 +64,6 @@ std::vector<double> doubles(const float* first, std::int64_t count) {
   return {first, first + count};
 }
 
-// LibTorch brings another version of fmt, so these files use none.
-std::string row_text(std::uint32_t begin, std::uint32_t end, const Tokens& text) {
-  return "a row over tokens " + std::to_string(begin) + " to " + std::to_string(end) + " of " +
-         text.text(60);
-}
-
 StatePart part_of(PoolKind kind) {
   return kind == PoolKind::conv ? StatePart::conv : StatePart::recurrent;
 }
@@ -138,70 +132,36 @@ void TensorState::set_state(std::uint32_t slot, StatePart part, History history)
 
 // --- Batches
 
-bool TensorState::exists(const ForwardRow& row) const {
-  bool all = told_kv_.size() == std::max(row.end, row.padded_to);
-  const auto check = [&](std::uint32_t count) {
-    return [&all, count](std::uint32_t slot) { all = all && slot < count - 1; };
-  };
-  for (const KvSlots slots : {KvSlots(told_kv_), KvSlots(told_also_)})
-    for (const std::uint32_t slot : slots) for_layers(slot, row.kv_layers, check(kv_slots_));
-  if (row.state.exists()) for_layers(row.state.value, row.state_layers, check(state_slots_));
-  for (const StateTake& take : row.takes)
-    for_layers(take.target.value, row.state_layers, check(state_slots_));
-  return all;
-}
-
 void TensorState::forward(const ForwardRow& row) {
   if (row.end <= row.begin) return;
-  const auto fits = [](std::size_t told, std::size_t layers) {
-    return told == 0 || told == layers;
-  };
-  require(fits(row.state_layers.size(), state_layers_) && fits(row.kv_layers.size(), kv_layers_),
-          "a row has as many layers as the model");
-  const std::uint32_t places = std::max(row.end, row.padded_to);
-  const auto list = [&](std::span<const KvRun> runs, std::vector<std::uint32_t>& slots) {
-    slots.clear();
-    for_slots(runs, 0, places, [&](KvSlots some, std::uint32_t) {
-      slots.insert(slots.end(), some.begin(), some.end());
-    });
-  };
-  list(row.kv, told_kv_);
-  list(row.also, told_also_);
-  if (!exists(row)) {
-    findings_.push_back(
-        {FindingKind::out_of_range,
-         row_text(row.begin, row.end, row.tokens) + " has a slot outside of its pool",
-         "slots of the pools", "another number, or none"});
+  require_layers(row, state_layers_, kv_layers_);
+  told_.list(row);
+  if (!told_.are_in_pools(row, state_slots_ - 1, kv_slots_ - 1)) {
+    findings_.push_back(outside_of_pools(row));
     return;
   }
   std::vector<std::uint32_t> states, kv;
-  const auto add_to = [](std::vector<std::uint32_t>& slots) {
-    return [&slots](std::uint32_t slot) { slots.push_back(slot); };
-  };
-  if (row.state.exists()) for_layers(row.state.value, row.state_layers, add_to(states));
-  for (const StateTake& take : row.takes)
-    for_layers(take.target.value, row.state_layers, add_to(states));
-  for (const std::uint32_t slot : KvSlots(told_kv_).subspan(row.begin))
-    for_layers(slot, row.kv_layers, add_to(kv));
-  for (const std::uint32_t slot : told_also_) for_layers(slot, row.kv_layers, add_to(kv));
+  told_.for_written(
+      row, [&](std::uint32_t slot) { states.push_back(slot); },
+      [&](std::uint32_t slot) { kv.push_back(slot); });
   if (std::ranges::any_of(states, [&](std::uint32_t slot) { return is_open(slot); }) ||
       std::ranges::any_of(kv, [&](std::uint32_t slot) { return kv_open_[slot] == batch_; }))
     run();
   open_states_.insert(open_states_.end(), states.begin(), states.end());
-  for (const std::uint32_t slot : told_kv_)
+  for (const std::uint32_t slot : told_.kv)
     for_layers(slot, row.kv_layers, [&](std::uint32_t one) { kv_open_[one] = batch_; });
   for (const std::uint32_t slot : kv) kv_open_[slot] = batch_;
 
   OpenRow& open = rows_.emplace_back();
   open.request = row.request;
   open.text = row.tokens;
-  open.also = told_also_;
+  open.also = told_.also;
   if (labels_ != nullptr) open.wrong_label = wrong_state_label(*labels_, row);
   open.row = {.begin = row.begin,
-              .kv = told_kv_,
+              .kv = told_.kv,
               .writes_kv = row.writes_kv,
               .drafts = row.drafts,
-              .padding = places - row.end,
+              .padding = row.places() - row.end,
               .verifies = row.drafts > 0,
               .parents = {row.parents.begin(), row.parents.end()},
               .has_state = row.state.exists() && model_.has_states(),
@@ -210,7 +170,7 @@ void TensorState::forward(const ForwardRow& row) {
               .keeps_conv = row.keeps.conv,
               .state_layers = {row.state_layers.begin(), row.state_layers.end()},
               .kv_layers = {row.kv_layers.begin(), row.kv_layers.end()}};
-  open.row.tokens.assign(places - row.begin, 0);
+  open.row.tokens.assign(row.places() - row.begin, 0);
   for (std::uint32_t i = row.begin; i < row.end; ++i)
     open.row.tokens[i - row.begin] = row.tokens[i];
   for (const StateTake& take : row.takes)

@@ -17,6 +17,7 @@
 
 #include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/model/label_state.hpp"
+#include "cache_sim/numbers/row_slots.hpp"
 #include "cache_sim/numbers/torch/tensor_truth.hpp"
 #include "cache_sim/numbers/truth.hpp"
 
@@ -105,7 +106,6 @@ class TensorState final : public NumberedPools {
     return state_histories_[slot][kind == PoolKind::conv ? 1 : 0];
   }
   void set_state(std::uint32_t slot, StatePart part, History history);
-  bool exists(const ForwardRow& row) const;
   void run();
   void begin(OpenRow& open);
   void end(const OpenRow& open, const std::vector<at::Tensor>& states_after);
@@ -127,7 +127,7 @@ class TensorState final : public NumberedPools {
   std::vector<History> kv_histories_;
   std::vector<std::uint32_t> kv_open_;  // the batch in which the slot is open
   std::uint32_t batch_ = 1;
-  std::vector<std::uint32_t> told_kv_, told_also_;
+  RowSlots told_;  // of the row that forward() is given
   std::vector<OpenRow> rows_;
   std::vector<std::uint32_t> open_states_;
   std::map<std::uint32_t, Left> left_;

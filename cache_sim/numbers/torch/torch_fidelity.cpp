@@ -46,10 +46,7 @@ constexpr std::int64_t kMostKvSlots = 1 << 20, kMostStateSlots = 1 << 16;
 /// A pool of tensors is written as a whole where it is made, so it has to be small.
 Result<void> check_tensors(const PolicyEntry& policy, const Config& config) {
   if (Result<void> fits = check_model(policy, config); !fits) return fits;
-  const PolicyEntry::SlotCounts slots =
-      policy.slots != nullptr
-          ? policy.slots(config)
-          : PolicyEntry::SlotCounts{config.state_slots, config.kv_tokens + config.page};
+  const PolicyEntry::SlotCounts slots = policy.slots_in(config);
   const auto refuse = [](const char* field, std::int64_t count, std::int64_t most) {
     return fail("field " + std::string(field) + ": pools of tensors have at most " +
                 std::to_string(most) + " slots, and here there are " + std::to_string(count));

@@ -25,8 +25,10 @@ import xml.etree.ElementTree
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PACKAGE = str(ROOT / "cache_sim" / "python")
 sys.path.insert(0, PACKAGE)
+sys.path.insert(0, str(ROOT / "properties" / "support"))
 sys.path.insert(0, str(ROOT / "fixtures" / "subjects"))
 import lockstep  # noqa: E402
+import program_tests  # noqa: E402
 from lockstep import calls, html_parts, nightly, session  # noqa: E402
 from hybrid_cache import SharingHybridCache  # noqa: E402
 from lru_cache import LruCache, WastefulLruCache  # noqa: E402
@@ -688,14 +690,5 @@ class Nightly(Scratch):
         self.assertIn("--page:", html_parts.style())
 
 
-def main(words):
-    import argparse
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", required=True)
-    options, rest = parser.parse_known_args(words[1:])
-    os.environ["LOCKSTEP_PROGRAM"] = os.path.abspath(options.program)
-    unittest.main(argv=[words[0], *rest])
-
-
 if __name__ == "__main__":
-    main(sys.argv)
+    program_tests.main(__doc__)

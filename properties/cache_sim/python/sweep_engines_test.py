@@ -6,7 +6,6 @@ sweep_engines_test.py --program PROGRAM [unittest's words]
 
 A plan has the same merged bytes on every one of them. An engine that is not installed is skipped with the reason.
 """
-import argparse
 import json
 import os
 import pathlib
@@ -24,6 +23,7 @@ PACKAGE = str(ROOT / "cache_sim" / "python")
 CLUSTER = ROOT / "fixtures" / "cluster"
 sys.path.insert(0, PACKAGE)
 sys.path.insert(0, str(ROOT / "properties" / "support"))
+import program_tests  # noqa: E402
 import slurm  # noqa: E402
 from lockstep.sweep import merge, plan, shard  # noqa: E402
 
@@ -220,13 +220,5 @@ def load_tests(loader, tests, pattern):
     return suite
 
 
-def main(words):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", required=True)
-    options, rest = parser.parse_known_args(words[1:])
-    os.environ["LOCKSTEP_PROGRAM"] = os.path.abspath(options.program)
-    unittest.main(argv=[words[0], *rest])
-
-
 if __name__ == "__main__":
-    main(sys.argv)
+    program_tests.main(__doc__)

@@ -5,7 +5,6 @@ what is killed meanwhile.
 
 sweep_test.py --program PROGRAM [unittest's words]
 """
-import argparse
 import contextlib
 import io
 import json
@@ -25,6 +24,8 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PACKAGE = str(ROOT / "cache_sim" / "python")
 sys.path.insert(0, PACKAGE)
+sys.path.insert(0, str(ROOT / "properties" / "support"))
+import program_tests  # noqa: E402
 from lockstep.settings import SettingsError  # noqa: E402
 from lockstep.sweep import command, corpus, keys, merge, plan, publish, shard  # noqa: E402
 
@@ -479,13 +480,5 @@ class Words(Sweeps):
                                             r"nothing found; .*index.html\n\Z")
 
 
-def main(words):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", required=True)
-    options, rest = parser.parse_known_args(words[1:])
-    os.environ["LOCKSTEP_PROGRAM"] = os.path.abspath(options.program)
-    unittest.main(argv=[words[0], *rest])
-
-
 if __name__ == "__main__":
-    main(sys.argv)
+    program_tests.main(__doc__)
