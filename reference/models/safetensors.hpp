@@ -19,7 +19,8 @@ struct StoredTensor {
   std::vector<float> values;  ///< contiguous, the last dimension fastest
 };
 
-/// Reads all tensors, by name. Elements must be F32 or BF16. Errors name the file and the tensor.
+/// Reads all tensors, by name. Elements must be F32 or BF16, and no two tensors may share a byte.
+/// Errors name the file and the tensor.
 Result<std::map<std::string, StoredTensor>> read_safetensors(const std::string& path);
 
 /// Writes tensors of doubles (F64). `values` are contiguous, the last dimension fastest.

@@ -281,10 +281,19 @@ TEST_F(Qwen3Files, withOtherTensorsAreRefusedByName) {
   };
   refused(norm + " is missing", [&](json& h) { h.erase(norm); });
   refused(norm + " has the shape [6,2]", [&](json& h) { h[norm]["shape"] = {6, 2}; });
-  refused("bias is no tensor of this model", [&](json& h) { h["bias"] = h[norm]; });
+  refused("bias is no tensor of this model", [&](json& h) {
+    h["bias"] = {{"dtype", "F32"}, {"shape", {0}}, {"data_offsets", {0, 0}}};
+  });
   refused(norm + ": dtype is \"I8\"", [&](json& h) { h[norm]["dtype"] = "I8"; });
   refused(norm + ": data_offsets hold 4 bytes", [&](json& h) { h[norm]["data_offsets"] = {0, 4}; });
   refused("lie outside", [&](json& h) { h[norm]["data_offsets"] = {0, 99999999}; });
+  refused(
+      "model.layers.0.self_attn.q_norm.weight: data_offsets overlap those of "
+      "model.layers.0.self_attn.k_norm.weight",
+      [&](json& h) {
+        h["model.layers.0.self_attn.q_norm.weight"]["data_offsets"] =
+            h["model.layers.0.self_attn.k_norm.weight"]["data_offsets"];
+      });
   refused("has -1", [&](json& h) { h[norm]["shape"] = {-1}; });
   std::ofstream(folder_.path("model.safetensors")) << "short";
   EXPECT_NE(refusal().find("is shorter than"), std::string::npos) << refusal();
