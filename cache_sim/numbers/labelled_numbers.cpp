@@ -75,8 +75,8 @@ Result<void> check_model(const PolicyEntry& policy, const Config& config) {
   const std::optional<HybridConfig> model = reference::hybrid_preset(name);
   if (!model)
     return fail(fmt::format("field model: there is no model `{}`{}; there are {}", name,
-                            but_near(name, reference::hybrid_presets()),
-                            fmt::join(reference::hybrid_presets(), ", ")));
+                            but_near(name, reference::hybrid_presets_of_both_sizes()),
+                            fmt::join(reference::hybrid_presets_of_both_sizes(), ", ")));
   if (policy.groups != nullptr)
     return policy.groups(config).and_then([&](const BlockGroups& pool) -> Result<void> {
       return placed_model(*model, pool).map([](const PlacedModel&) {});

@@ -32,7 +32,8 @@ auto of_type(const Tensor& x, const char* argument, Run run) {
 struct MlaDecode : Arguments {
   static constexpr const char* kSchema = R"(
 mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float softmax_scale, *,
-    bool causal=True, int value_dim=512, Tensor? kv_scale=None) -> (Tensor out, Tensor lse))";
+    bool causal=True, int value_dim=512, Tensor? kv_scale=None,
+    int parts=0) -> (Tensor out, Tensor lse))";
 
   using Arguments::Arguments;
   const Tensor q = tensor(), kv_cache = tensor(), block_table = tensor(), seq_lens = tensor();
@@ -40,6 +41,7 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
   const bool causal = flag();
   const std::int64_t value_dim = integer();
   const MaybeTensor kv_scale = maybe_tensor();
+  const std::int64_t parts = integer();
 
   using Result = std::tuple<Tensor, Tensor>;
 
@@ -50,6 +52,7 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
   }
 
   void check() const {
+    expect(0 <= parts && parts <= 1 << 16, "parts", "0 or a number of parts", parts);
     expect_rank(q, "q", 4);
     expect_rank(kv_cache, "kv_cache", 3);
     expect_rank(block_table, "block_table", 2);
@@ -151,7 +154,8 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
                                 .lse = view_of<float, 3>(lse, "lse"),
                                 .softmax_scale = static_cast<float>(softmax_scale),
                                 .causal = causal,
-                                .lane = lane_of(stream())};
+                                .lane = lane_of(stream()),
+                                .parts = static_cast<int>(parts)};
     if (kv_scale) in.kv_scale = view_of<const float, 1>(kv_scale->reshape({1}), "kv_scale");
     const Tensor workspace =
         at::empty({kernels::mla_decode_workspace(in)}, q.options().dtype(at::kByte));

@@ -152,7 +152,7 @@ def a_foreign_checkout_serves(checkout):
 
 def help_starts_no_measurement(checkout):
     for script, words in (("on_gpu.sh", ("stage", "--help")), ("on_gpu.sh", ("run", "--help")), ("peers/stage.sh", ("-h",)),
-                          ("static_kv_on_gpu.sh", ("--help",)), ("judge_on_gpu.sh", ("--help",)), ("numbers_on_gpu.sh", ("--help",))):
+                          ("static_kv_on_gpu.sh", ("--help",)), ("judge_on_gpu.sh", ("--help",))):
         copied = checkout.root / "bench" / script
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "bench" / script, copied)

@@ -3,12 +3,16 @@
 
 #ifdef LOCKSTEP_HAS_CUDA
 
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-#include <algorithm>
+#include <atomic>
+#include <exception>
 #include <optional>
+#include <stdexcept>
 
 #include "kernels/attention/softmax_attention.hpp"
 #include "kernels/layers/batched_product.hpp"
@@ -91,52 +95,36 @@ class DeviceLayersOfKernels final : public TensorLayers {
     return out;
   }
 
-  Tensor rope(const Tensor& x, const std::vector<std::int32_t>& positions,
-              const std::vector<float>& frequencies, double magnitude,
+  Tensor rope(const Tensor& x, const Tensor& positions, const Tensor& frequencies, double magnitude,
               bool interleaved) const override {
     Tensor own = x.clone(at::MemoryFormat::Contiguous);
-    const Tensor places = on_device(positions), turns = at::tensor(frequencies).to(device());
     kernels::rope<Bf16>({.x = view<Bf16, 3>(own),
-                         .positions = view<const std::int32_t, 1>(places),
-                         .frequencies = view<const float, 1>(turns),
+                         .positions = view<const std::int32_t, 1>(positions),
+                         .frequencies = view<const float, 1>(frequencies),
                          .magnitude = static_cast<float>(magnitude),
                          .interleaved = interleaved},
                         stream());
     return own;
   }
 
-  void store(const Tensor& pool, const Tensor& x,
-             const std::vector<std::int32_t>& slots) const override {
-    const Tensor own = x.contiguous(), places = on_device(slots);
+  void store(const Tensor& pool, const Tensor& x, const Tensor& slots) const override {
+    const Tensor own = x.contiguous();
     kernels::write_pages<Bf16>({.x = view<const Bf16, 3>(own),
-                                .slots = view<const std::int32_t, 1>(places),
+                                .slots = view<const std::int32_t, 1>(slots),
                                 .pages = view<Bf16, 4>(pool.unsqueeze(1))},
                                stream());
   }
 
-  Tensor attention(const Tensor& q, const Tensor& keys, const Tensor& values,
-                   std::span<const Queries> queries, double scale) const override {
-    std::size_t longest = 1;
-    for (const Queries& some : queries) longest = std::max(longest, some.seen.size());
-    const auto N = static_cast<std::int64_t>(queries.size());
-    const Tensor table = at::full({N, static_cast<std::int64_t>(longest)}, -1, at::kInt);
-    std::vector<std::int32_t> lengths, starts;
-    for (std::size_t row = 0; row < queries.size(); ++row) {
-      std::copy(queries[row].seen.begin(), queries[row].seen.end(),
-                table.data_ptr<std::int32_t>() + row * longest);
-      lengths.push_back(static_cast<std::int32_t>(queries[row].seen.size()));
-      starts.push_back(static_cast<std::int32_t>(queries[row].first));
-    }
-    starts.push_back(static_cast<std::int32_t>(q.size(0)));
-    const Tensor own = q.contiguous(), pages = table.to(device());
-    const Tensor seen = on_device(lengths), first = on_device(starts);
+  Tensor attention(const Tensor& q, const Tensor& keys, const Tensor& values, const SeenSlots& seen,
+                   double scale) const override {
+    const Tensor own = q.contiguous();
     const Tensor out = at::empty({q.size(0), q.size(1), values.size(2)}, q.options());
     kernels::softmax_attention<Bf16>({.q = view<const Bf16, 3>(own),
                                       .k_pages = view<const Bf16, 4>(keys.unsqueeze(1)),
                                       .v_pages = view<const Bf16, 4>(values.unsqueeze(1)),
-                                      .block_table = view<const std::int32_t, 2>(pages),
-                                      .seq_lens = view<const std::int32_t, 1>(seen),
-                                      .query_start_loc = view<const std::int32_t, 1>(first),
+                                      .block_table = view<const std::int32_t, 2>(seen.table),
+                                      .seq_lens = view<const std::int32_t, 1>(seen.lengths),
+                                      .query_start_loc = view<const std::int32_t, 1>(seen.starts),
                                       .scale = static_cast<float>(scale),
                                       .out = view<Bf16, 3>(out)},
                                      stream());
@@ -216,10 +204,53 @@ class DeviceLayersOfKernels final : public TensorLayers {
     return out;
   }
 
- private:
-  Tensor on_device(const std::vector<std::int32_t>& values) const {
-    return at::tensor(values, at::kInt).to(device());
+  /// A CUDA graph. What it allocates is in a pool of its own, which lives as long as it does.
+  std::function<void()> captured(std::function<void()> work) const override {
+    return [graph = std::make_shared<Graph>(work)] { graph->launch(); };
   }
+
+ private:
+  class Graph {
+   public:
+    explicit Graph(const std::function<void()>& work) {
+      static std::atomic<std::uint64_t> graphs{1};
+      pool_ = {0, (std::uint64_t{1} << 48) + graphs++};  // no pool of LibTorch's
+      const c10::cuda::CUDAStream own = c10::cuda::getStreamFromPool();
+      const c10::cuda::CUDAStreamGuard guard(own);
+      checked(cudaDeviceSynchronize());
+      checked(cudaStreamBeginCapture(own.stream(), cudaStreamCaptureModeThreadLocal));
+      c10::cuda::CUDACachingAllocator::beginAllocateToPool(
+          0, pool_, [stream = own.stream()](cudaStream_t one) { return one == stream; });
+      std::exception_ptr thrown;
+      try {
+        work();
+      } catch (...) {
+        thrown = std::current_exception();
+      }
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(0, pool_);
+      cudaGraph_t graph = nullptr;
+      const cudaError_t ended = cudaStreamEndCapture(own.stream(), &graph);
+      if (thrown) std::rethrow_exception(thrown);
+      checked(ended);
+      checked(cudaGraphInstantiate(&runs_, graph, 0));
+      checked(cudaGraphDestroy(graph));
+    }
+    ~Graph() {
+      cudaDeviceSynchronize();
+      cudaGraphExecDestroy(runs_);
+      c10::cuda::CUDACachingAllocator::releasePool(0, pool_);
+    }
+    Graph(const Graph&) = delete;
+    Graph& operator=(const Graph&) = delete;
+    void launch() const { checked(cudaGraphLaunch(runs_, stream())); }
+
+   private:
+    static void checked(cudaError_t status) {
+      if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+    }
+    c10::MempoolId_t pool_{};
+    cudaGraphExec_t runs_ = nullptr;
+  };
 };
 
 }  // namespace

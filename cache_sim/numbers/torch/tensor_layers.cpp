@@ -1,8 +1,11 @@
 #include "cache_sim/numbers/torch/tensor_layers.hpp"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorIndexing.h>
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace lockstep::cache_sim {
 namespace {
@@ -21,11 +24,13 @@ class HostLayers final : public TensorLayers {
   at::Device device() const override { return at::kCPU; }
 
   Tensor product(const Tensor& x, const Tensor& weight) const override {
-    return stored(sums(x, weight), x);
+    return stored(sums_by_token(x, weight), x);
   }
-  Tensor logits(const Tensor& x, const Tensor& head) const override { return sums(x, head); }
+  Tensor logits(const Tensor& x, const Tensor& head) const override {
+    return sums_by_token(x, head);
+  }
   Tensor products(const Tensor& x, const Tensor& weight) const override {
-    return stored(sums(x, weight.unsqueeze(1)), x);
+    return stored(sums_by_token(x, weight), x);
   }
 
   Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) const override {
@@ -40,18 +45,17 @@ class HostLayers final : public TensorLayers {
     return stored(y, x);
   }
 
-  Tensor rope(const Tensor& x, const std::vector<std::int32_t>& positions,
-              const std::vector<float>& frequencies, double magnitude,
+  Tensor rope(const Tensor& x, const Tensor& positions, const Tensor& frequencies, double magnitude,
               bool interleaved) const override {
-    const auto T = static_cast<std::int64_t>(positions.size());
-    const auto half = static_cast<std::int64_t>(frequencies.size());
+    const std::int64_t T = positions.size(0), half = frequencies.size(0);
+    const auto* const places = positions.data_ptr<std::int32_t>();
+    const float* const rates = frequencies.data_ptr<float>();
     const Tensor turns = at::empty({2, T, 1, half}, at::kDouble);
     double* const cosines = turns.data_ptr<double>();
     double* const sines = cosines + T * half;
     for (std::int64_t t = 0; t < T; ++t)
       for (std::int64_t i = 0; i < half; ++i) {
-        const double angle = static_cast<double>(positions[static_cast<std::size_t>(t)]) *
-                             static_cast<double>(frequencies[static_cast<std::size_t>(i)]);
+        const double angle = static_cast<double>(places[t]) * static_cast<double>(rates[i]);
         cosines[t * half + i] = std::cos(angle) * magnitude;
         sines[t * half + i] = std::sin(angle) * magnitude;
       }
@@ -68,29 +72,31 @@ class HostLayers final : public TensorLayers {
     return stored(y, x);
   }
 
-  void store(const Tensor& pool, const Tensor& x,
-             const std::vector<std::int32_t>& slots) const override {
-    for (std::size_t t = 0; t < slots.size(); ++t)
-      if (slots[t] >= 0) pool.select(0, slots[t]).copy_(x.select(0, static_cast<std::int64_t>(t)));
+  void store(const Tensor& pool, const Tensor& x, const Tensor& slots) const override {
+    const auto* const to = slots.data_ptr<std::int32_t>();
+    for (std::int64_t t = 0; t < slots.size(0); ++t)
+      if (to[t] >= 0) pool.select(0, to[t]).copy_(x.select(0, t));
   }
 
-  Tensor attention(const Tensor& q, const Tensor& keys, const Tensor& values,
-                   std::span<const Queries> queries, double scale) const override {
+  Tensor attention(const Tensor& q, const Tensor& keys, const Tensor& values, const SeenSlots& seen,
+                   double scale) const override {
     const std::int64_t heads = q.size(1), kv_heads = keys.size(1), d = q.size(2);
-    const Tensor out = at::empty({q.size(0), heads, values.size(2)},
+    const Tensor out = at::zeros({q.size(0), heads, values.size(2)},
                                  type_ == at::kDouble ? q.options().dtype(type_) : q.options());
-    for (const Queries& some : queries) {
-      const std::vector<std::int64_t> slots(some.seen.begin(), some.seen.end());
-      const Tensor index = at::tensor(slots, at::kLong);
+    const auto* const lengths = seen.lengths.data_ptr<std::int32_t>();
+    const auto* const starts = seen.starts.data_ptr<std::int32_t>();
+    for (std::int64_t row = 0; row < seen.lengths.size(0); ++row) {
+      const Tensor listed = seen.table[row].narrow(0, 0, lengths[row]);
+      const Tensor index = listed.index({listed.ge(0)});
       const Tensor K = wide(keys.index_select(0, index)).transpose(0, 1).contiguous();
       const Tensor V = wide(values.index_select(0, index)).transpose(0, 1).contiguous();
-      for (std::int64_t i = 0; i < some.count; ++i) {
-        const std::int64_t n = K.size(1) - (some.count - 1 - i);
-        const Tensor own = wide(q[some.first + i]).reshape({kv_heads, heads / kv_heads, d});
+      for (std::int64_t t = starts[row]; t < starts[row + 1]; ++t) {
+        const std::int64_t n = std::min(K.size(1), lengths[row] - (starts[row + 1] - 1 - t));
+        if (n <= 0) continue;
+        const Tensor own = wide(q[t]).reshape({kv_heads, heads / kv_heads, d});
         const Tensor scores = sums(own, K.narrow(1, 0, n).unsqueeze(1)) * scale;
         const Tensor shares = at::softmax(scores, -1).unsqueeze(-1);  // [HKV, group, n, 1]
-        out[some.first + i].copy_(
-            (shares * V.narrow(1, 0, n).unsqueeze(1)).sum(-2).reshape({heads, -1}));
+        out[t].copy_((shares * V.narrow(1, 0, n).unsqueeze(1)).sum(-2).reshape({heads, -1}));
       }
     }
     return out;
@@ -171,6 +177,16 @@ class HostLayers final : public TensorLayers {
   /// sum_k x[.., k] weight[.., n, k]
   Tensor sums(const Tensor& x, const Tensor& weight) const {
     return (wide(x).unsqueeze(-2) * wide(weight)).sum(-1);
+  }
+  /// x [.., T, K] weight [.., N, K] -> [.., T, N], a token at a time where all of them at once
+  /// would not stay in a cache.
+  Tensor sums_by_token(const Tensor& x, const Tensor& weight) const {
+    constexpr std::int64_t kMostAtOnce = 1 << 18;
+    const Tensor matrix = wide(weight);
+    if (x.size(-2) * weight.numel() <= kMostAtOnce) return sums(x, matrix.unsqueeze(-3));
+    std::vector<Tensor> tokens;
+    for (std::int64_t t = 0; t < x.size(-2); ++t) tokens.push_back(sums(x.select(-2, t), matrix));
+    return at::stack(tokens, -2);
   }
   /// Square roots and quotients are rounded correctly, by vectors and by numbers.
   static Tensor normed(const Tensor& x, double eps) {

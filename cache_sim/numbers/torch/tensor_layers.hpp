@@ -15,21 +15,21 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "reference/models/hybrid/hybrid_config.hpp"
 
 namespace lockstep::cache_sim {
 
-/// Queries [first, first + count) of a batch see `seen`: the last of them all of these slots, each
-/// one before it a slot less.
-struct Queries {
-  std::int64_t first, count;
-  std::span<const std::uint32_t> seen;
+/// The slots that queries see. Tokens starts[i] to starts[i + 1] are those of row i: the last of
+/// them sees the first lengths[i] slots of table[i], each one before it a slot less.
+struct SeenSlots {
+  at::Tensor table;    // [N, longest] int32, -1 behind the last slot
+  at::Tensor lengths;  // [N] int32
+  at::Tensor starts;   // [N + 1] int32
 };
 
 struct Routes {
@@ -60,17 +60,19 @@ class TensorLayers {
   virtual at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& gate,
                                     const at::Tensor& weight, double eps, bool gate_before_norm,
                                     std::int64_t groups) const = 0;
-  /// Rotates the first dimensions of x [T, heads, d]; returns the result.
-  virtual at::Tensor rope(const at::Tensor& x, const std::vector<std::int32_t>& positions,
-                          const std::vector<float>& frequencies, double magnitude,
+  /// Rotates the first dimensions of x [T, heads, d] by positions [T] int32 and frequencies [half]
+  /// float32; returns the result.
+  virtual at::Tensor rope(const at::Tensor& x, const at::Tensor& positions,
+                          const at::Tensor& frequencies, double magnitude,
                           bool interleaved) const = 0;
-  /// Writes x [T, heads, d] to the slots of a pool [slots, heads, d]; a slot below 0 is none.
+  /// Writes x [T, heads, d] to the slots [T] int32 of a pool [slots, heads, d]; one below 0 is
+  /// none.
   virtual void store(const at::Tensor& pool, const at::Tensor& x,
-                     const std::vector<std::int32_t>& slots) const = 0;
-  /// q [T, HQ, d] over keys and values [slots, HKV, d] -> [T, HQ, d]. All queries of the batch are
-  /// named.
+                     const at::Tensor& slots) const = 0;
+  /// q [T, HQ, d] over keys and values [slots, HKV, d] -> [T, HQ, d]. `seen` names all queries; the
+  /// output of one that sees nothing is 0.
   virtual at::Tensor attention(const at::Tensor& q, const at::Tensor& keys,
-                               const at::Tensor& values, std::span<const Queries> queries,
+                               const at::Tensor& values, const SeenSlots& seen,
                                double scale) const = 0;
   virtual Routes route(const at::Tensor& logits, const std::optional<at::Tensor>& bias,
                        const reference::ExpertsUnit& unit) const = 0;
@@ -83,6 +85,9 @@ class TensorLayers {
   virtual at::Tensor experts(const at::Tensor& x, const Routes& routes,
                              const ExpertMatrices& matrices,
                              const reference::ExpertsUnit& unit) const = 0;
+
+  /// `work` for later, to be run again and again over the same tensors: on a GPU a captured graph.
+  virtual std::function<void()> captured(std::function<void()> work) const { return work; }
 };
 
 /// ATen's, with sums in float32.

@@ -56,6 +56,13 @@ struct Group {
   Tensor parents{};          ///< of a verification, [tokens] int32
 };
 
+/// The lists of slots that the calls of one unit read.
+struct UnitLists {
+  Tensor written{};              ///< KV slots of the batch's tokens, [T] int32; -1: none
+  SeenSlots seen{};              ///< KV slots that they see
+  std::vector<Tensor> states{};  ///< by call in order, the slots of its rows, int32
+};
+
 /// Calls of all rows side by side, then what happens before the next ones.
 struct Round {
   std::vector<Group> groups{};
@@ -77,20 +84,49 @@ struct PackedRow {
   }
 };
 
+/// A batch. What a forward needs beside it, its tensors say: a forward over other tensors of the
+/// same shapes is that of another batch.
 struct Packed {
   std::vector<PackedRow> rows{};
-  std::vector<std::int32_t> positions{};
+  std::vector<std::int32_t> places{};
   std::vector<Round> rounds{};
   std::int64_t tokens = 0;
+  Tensor embedded{};   ///< [T, D]
+  Tensor positions{};  ///< [T] int32
+  Tensor sampled{};    ///< [sampled] int64
+  std::vector<UnitLists> units{};
+
+  enum class List : std::uint8_t { tokens, lengths, slots };
+  /// Calls act(tensor, list) for all of them, in an order that depends on shapes alone.
+  template <class Act>
+  void for_lists(const Act& act) {
+    const auto one = [&](Tensor& tensor, List list) {
+      if (tensor.defined()) act(tensor, list);
+    };
+    one(embedded, List::tokens);
+    one(positions, List::lengths);
+    one(sampled, List::tokens);
+    for (UnitLists& unit : units) {
+      one(unit.written, List::slots);
+      one(unit.seen.table, List::slots);
+      one(unit.seen.lengths, List::lengths);
+      one(unit.seen.starts, List::slots);
+      for (Tensor& slots : unit.states) one(slots, List::slots);
+    }
+    for (Round& round : rounds)
+      for (Group& group : round.groups)
+        for (Tensor* const list : {&group.tokens, &group.starts, &group.resumes, &group.parents})
+          one(*list, List::slots);
+  }
 };
 
 void pack(Packed& all, const TensorRow& row) {
   PackedRow packed{&row, all.tokens, {}};
   const std::vector<std::int32_t> tree = row.tree();
   for (const std::int32_t parent : tree)
-    all.positions.push_back(parent < 0
-                                ? static_cast<std::int32_t>(row.begin)
-                                : all.positions[static_cast<std::size_t>(all.tokens + parent)] + 1);
+    all.places.push_back(parent < 0
+                             ? static_cast<std::int32_t>(row.begin)
+                             : all.places[static_cast<std::size_t>(all.tokens + parent)] + 1);
   for (std::int64_t draft = 0; draft < row.drafts && !row.parents.empty(); ++draft) {
     const std::int64_t parent = row.parents[static_cast<std::size_t>(draft)];
     std::vector<std::uint32_t> path =
@@ -138,15 +174,14 @@ void cut(Packed& all, std::size_t index) {
   run_to(row.size());
 }
 
-Tensor int_list(const std::vector<std::int32_t>& values, const at::Device& device) {
-  return at::tensor(values, at::kInt).to(device);
+Tensor int_list(const std::vector<std::int32_t>& values) {
+  return at::tensor(values, at::kInt);
 }
 
 /// Fills in the tensors of a group.
-void describe(Group& group, const Packed& all, bool pads, const at::Device& device) {
+void describe(Group& group, const Packed& all, bool pads) {
   std::vector<std::int64_t> tokens;
-  std::vector<std::int32_t> starts{0}, parents;
-  std::vector<std::int32_t> resumes;
+  std::vector<std::int32_t> starts{0}, parents, resumes;
   for (const Group::Piece& piece : group.pieces) {
     const TensorRow& row = *all.rows[piece.row].row;
     for (std::int64_t i = 0; i < piece.size; ++i) tokens.push_back(piece.first + i);
@@ -159,19 +194,79 @@ void describe(Group& group, const Packed& all, bool pads, const at::Device& devi
   if (pads && group.kind == Group::Kind::decode)
     group.padding =
         static_cast<std::int64_t>(std::bit_ceil(group.pieces.size()) - group.pieces.size());
-  group.tokens = at::tensor(tokens, at::kLong).to(device);
-  group.starts = int_list(starts, device);
-  group.resumes = int_list(resumes, device).to(at::kBool);
-  if (!parents.empty()) group.parents = int_list(parents, device);
+  group.tokens = at::tensor(tokens, at::kLong);
+  group.starts = int_list(starts);
+  group.resumes = int_list(resumes).to(at::kBool);
+  if (!parents.empty()) group.parents = int_list(parents);
 }
 
-Packed packed(std::span<const TensorRow* const> rows, bool pads, const at::Device& device) {
-  Packed all;
-  for (const TensorRow* const row : rows) pack(all, *row);
-  for (std::size_t i = 0; i < rows.size(); ++i) cut(all, i);
-  for (Round& round : all.rounds)
-    for (Group& group : round.groups) describe(group, all, pads, device);
-  return all;
+/// The KV slots of the batch's tokens in a layer.
+Tensor written(const Packed& batch, std::size_t layer) {
+  std::vector<std::int32_t> slots;
+  for (const PackedRow& packed : batch.rows)
+    for (std::int64_t i = 0; i < packed.row->size(); ++i) {
+      const TensorRow& row = *packed.row;
+      const std::uint32_t slot = row.kv[static_cast<std::size_t>(row.begin + i)];
+      slots.push_back(row.writes_kv ? static_cast<std::int32_t>(row.kv_slot(slot, layer))
+                                    : row.no_slot);
+    }
+  return int_list(slots);
+}
+
+/// The slots that the batch's tokens see in a layer, at most `window` slots where it is not 0.
+/// Tokens of a tree, and those that see a window, are told one by one, and all tokens where
+/// `alone`.
+SeenSlots seen_in(const Packed& batch, std::size_t layer, std::int64_t window, bool alone,
+                  std::int64_t width) {
+  std::vector<std::vector<std::uint32_t>> all;
+  std::vector<std::int32_t> lengths, starts;
+  const auto add = [&](const PackedRow& packed, std::int64_t first, std::int64_t count) {
+    std::vector<std::uint32_t>& seen = all.emplace_back();
+    if (!packed.row->is_padding) seen = packed.seen_by(first + count - 1);
+    if (window > 0 && static_cast<std::int64_t>(seen.size()) > window)
+      seen.erase(seen.begin(), seen.end() - window);
+    for (std::uint32_t& slot : seen) slot = packed.row->kv_slot(slot, layer);
+    width = std::max(width, static_cast<std::int64_t>(seen.size()));
+    lengths.push_back(static_cast<std::int32_t>(seen.size()));
+    starts.push_back(static_cast<std::int32_t>(packed.first + first));
+  };
+  for (const PackedRow& packed : batch.rows) {
+    std::int64_t chain = packed.paths.empty() ? packed.row->size() : packed.row->inputs();
+    if (window > 0 || alone) chain = 0;
+    // Padding is apart, so that the other queries are those of a row without it.
+    const std::int64_t own = std::min(chain, packed.row->size() - packed.row->padding);
+    if (own > 0) add(packed, 0, own);
+    for (std::int64_t i = own; i < packed.row->size(); ++i) add(packed, i, 1);
+  }
+  starts.push_back(static_cast<std::int32_t>(batch.tokens));
+  const Tensor table = at::full({static_cast<std::int64_t>(all.size()), width}, -1, at::kInt);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    std::ranges::copy(all[i],
+                      table.data_ptr<std::int32_t>() + static_cast<std::int64_t>(i) * width);
+  return {table, int_list(lengths), int_list(starts)};
+}
+
+/// The slots of the group's rows in the pools of a layer.
+Tensor states_of(const Packed& batch, const Group& group, std::size_t layer) {
+  std::vector<std::int32_t> slots;
+  for (const Group::Piece& piece : group.pieces) {
+    const TensorRow& row = *batch.rows[piece.row].row;
+    slots.push_back(row.has_state ? static_cast<std::int32_t>(row.state_slot(row.state, layer))
+                                  : row.no_slot);
+  }
+  slots.resize(slots.size() + static_cast<std::size_t>(group.padding), -1);
+  return int_list(slots);
+}
+
+reference::Rope<double> rope_of(const AttentionUnit& u) {
+  return reference::plain_rope(u.rotary_dims, u.rope_theta);
+}
+reference::Rope<double> rope_of(const LatentUnit& u) {
+  return reference::yarn_rope<double>(u.rope_dim, u.rope_theta,
+                                      {.factor = u.yarn_factor,
+                                       .original_positions = u.yarn_positions,
+                                       .mscale = 1.0,
+                                       .mscale_all_dim = 1.0});
 }
 
 }  // namespace
@@ -183,6 +278,8 @@ struct TensorModel::Inside {
   at::ScalarType activations;
   std::map<std::string, Tensor> weights{};
   std::vector<PoolPart> parts{};
+  std::map<std::int64_t, Tensor> frequencies{};  ///< of rotations, by unit
+  BucketRules buckets{};
   bool has_states = false;
 
   const Tensor& weight(const std::string& name) const {
@@ -198,6 +295,9 @@ struct TensorModel::Inside {
   }
   void prepare(const reference::HybridWeights& drawn);
   void add_parts();
+  /// The batch with its tensors on the CPU; tables of slots have `width` columns or more.
+  Packed packed(std::span<const TensorRow* const> rows, bool pads, std::int64_t width) const;
+  Tensor run(const Packed& batch, const TensorPools& pools, TensorResults& results) const;
 };
 
 namespace {
@@ -222,47 +322,10 @@ class Run {
   const Tensor& w(const std::string& name) const { return model_.weight(at_ + name); }
   const PoolPart& part(PoolKind kind) const { return model_.parts[model_.part(index_, kind)]; }
   const Tensor& pool(PoolKind kind) const { return pools_[model_.part(index_, kind)]; }
+  const UnitLists& lists() const { return batch_.units[static_cast<std::size_t>(index_)]; }
   std::int64_t tokens() const { return batch_.tokens; }
 
   // --- Attention
-
-  /// The KV slots of the batch's tokens.
-  std::vector<std::int32_t> written() const {
-    std::vector<std::int32_t> slots;
-    for (const PackedRow& packed : batch_.rows)
-      for (std::int64_t i = 0; i < packed.row->size(); ++i) {
-        const std::uint32_t slot = packed.row->kv[static_cast<std::size_t>(packed.row->begin + i)];
-        slots.push_back(packed.row->writes_kv ? static_cast<std::int32_t>(packed.row->kv_slot(
-                                                    slot, part(PoolKind::kv).layer))
-                                              : -1);
-      }
-    return slots;
-  }
-
-  /// The queries of the batch. Tokens of a tree, and those that see a window, are told one by one.
-  std::vector<Queries> queries(std::int64_t window) {
-    seen_.clear();
-    std::vector<Queries> all;
-    const std::size_t layer = part(PoolKind::kv).layer;
-    const auto add = [&](const PackedRow& packed, std::int64_t first, std::int64_t count) {
-      std::vector<std::uint32_t> seen = packed.seen_by(first + count - 1);
-      if (window > 0 && static_cast<std::int64_t>(seen.size()) > window)
-        seen.erase(seen.begin(), seen.end() - window);
-      for (std::uint32_t& slot : seen) slot = packed.row->kv_slot(slot, layer);
-      seen_.push_back(std::move(seen));
-      all.push_back({packed.first + first, count, {}});
-    };
-    for (const PackedRow& packed : batch_.rows) {
-      std::int64_t chain = packed.paths.empty() ? packed.row->size() : packed.row->inputs();
-      if (window > 0) chain = 0;
-      // Padding is apart, so that the other queries are those of a row without it.
-      const std::int64_t own = std::min(chain, packed.row->size() - packed.row->padding);
-      if (own > 0) add(packed, 0, own);
-      for (std::int64_t i = own; i < packed.row->size(); ++i) add(packed, i, 1);
-    }
-    for (std::size_t i = 0; i < all.size(); ++i) all[i].seen = seen_[i];
-    return all;
-  }
 
   Tensor turned(const Tensor& heads, const AttentionUnit& u, const char* norm) const {
     Tensor x = heads;
@@ -272,12 +335,7 @@ class Run {
                         model_.config.eps)
               .reshape(heads.sizes());
     if (u.rotary_dims == 0) return x.contiguous();
-    const reference::Rope<double> rope = reference::plain_rope(u.rotary_dims, u.rope_theta);
-    return layers_.rope(x.contiguous(), batch_.positions, frequencies(rope), rope.magnitude, false);
-  }
-
-  static std::vector<float> frequencies(const reference::Rope<double>& rope) {
-    return {rope.frequencies.begin(), rope.frequencies.end()};
+    return layers_.rope(x.contiguous(), batch_.positions, model_.frequencies.at(index_), 1, false);
   }
 
   Tensor run(const AttentionUnit& u, const Tensor& x) {
@@ -286,12 +344,11 @@ class Run {
     const Tensor k = layers_.product(x, w("k_proj.weight")).reshape({T, u.kv_heads, d});
     const Tensor v = layers_.product(x, w("v_proj.weight")).reshape({T, u.kv_heads, d});
     const Tensor kv = pool(PoolKind::kv);  // [slots, 2, HKV, d]
-    const std::vector<std::int32_t> slots = written();
-    layers_.store(kv.select(1, 0), turned(k, u, "k_norm"), slots);
-    layers_.store(kv.select(1, 1), v.contiguous(), slots);
+    layers_.store(kv.select(1, 0), turned(k, u, "k_norm"), lists().written);
+    layers_.store(kv.select(1, 1), v.contiguous(), lists().written);
     Tensor out =
         layers_.attention(turned(q.narrow(-1, 0, d), u, "q_norm"), kv.select(1, 0), kv.select(1, 1),
-                          queries(u.window), 1 / std::sqrt(static_cast<double>(d)));
+                          lists().seen, 1 / std::sqrt(static_cast<double>(d)));
     out = out.reshape({T, -1});
     if (u.output_gate) out = layers_.sigmoid_gated(out, q.narrow(-1, d, d).reshape({T, -1}));
     return layers_.product(out, w("o_proj.weight"));
@@ -299,15 +356,10 @@ class Run {
 
   Tensor run(const LatentUnit& u, const Tensor& x) {
     const std::int64_t T = tokens(), H = u.heads;
-    const reference::Rope<double> rope =
-        reference::yarn_rope<double>(u.rope_dim, u.rope_theta,
-                                     {.factor = u.yarn_factor,
-                                      .original_positions = u.yarn_positions,
-                                      .mscale = 1.0,
-                                      .mscale_all_dim = 1.0});
+    const reference::Rope<double> rope = rope_of(u);
     const auto rotated = [&](const Tensor& heads) {
-      return layers_.rope(heads.contiguous(), batch_.positions, frequencies(rope), rope.magnitude,
-                          true);
+      return layers_.rope(heads.contiguous(), batch_.positions, model_.frequencies.at(index_),
+                          rope.magnitude, true);
     };
     const Tensor lora = layers_.rms_norm(layers_.product(x, w("q_a_proj.weight")),
                                          w("q_a_layernorm.weight"), kLatentEps);
@@ -317,22 +369,22 @@ class Run {
                                            w("kv_a_layernorm.weight"), kLatentEps);
     const Tensor k_pe = rotated(kv.narrow(-1, u.latent, u.rope_dim).reshape({T, 1, -1}));
     const Tensor cache = pool(PoolKind::kv);  // [slots, 1, latent + rope]
-    layers_.store(cache, at::cat({latent.unsqueeze(1), k_pe}, -1), written());
+    layers_.store(cache, at::cat({latent.unsqueeze(1), k_pe}, -1), lists().written);
 
     const Tensor kv_b = w("kv_b_proj.weight").reshape({H, u.nope_dim + u.value_dim, u.latent});
     const Tensor absorbed = layers_.products(
         q.narrow(-1, 0, u.nope_dim).transpose(0, 1).contiguous(),
         kv_b.narrow(1, 0, u.nope_dim).transpose(1, 2).contiguous());  // [H, T, latent]
     const Tensor q_pe = rotated(q.narrow(-1, u.nope_dim, u.rope_dim));
-    const std::vector<Queries> some = one_by_one(queries(0));
     const double scale =
         rope.softmax_factor / std::sqrt(static_cast<double>(u.nope_dim + u.rope_dim));
     const Tensor out =
         called("mla_decode", {{"q", at::cat({absorbed.transpose(0, 1), q_pe}, -1).unsqueeze(1)},
                               {"kv_cache", cache},
-                              {"block_table", table_of(some)},
-                              {"seq_lens", lengths_of(some)},
+                              {"block_table", lists().seen.table},
+                              {"seq_lens", lists().seen.lengths},
                               {"softmax_scale", scale},
+                              {"parts", 1},
                               {"value_dim", u.latent}});  // [T, 1, H, latent]
     const Tensor values =
         layers_.products(out.squeeze(1).transpose(0, 1).contiguous(),
@@ -340,45 +392,8 @@ class Run {
     return layers_.product(values.transpose(0, 1).reshape({T, -1}), w("o_proj.weight"));
   }
 
-  static std::vector<Queries> one_by_one(const std::vector<Queries>& queries) {
-    std::vector<Queries> all;
-    for (const Queries& some : queries)
-      for (std::int64_t i = 0; i < some.count; ++i)
-        all.push_back(
-            {some.first + i, 1,
-             some.seen.first(some.seen.size() - static_cast<std::size_t>(some.count - 1 - i))});
-    return all;
-  }
-  /// Pages of one slot each; -1 behind the last one. In the order of tokens.
-  Tensor table_of(const std::vector<Queries>& queries) const {
-    std::size_t longest = 1;
-    for (const Queries& one : queries) longest = std::max(longest, one.seen.size());
-    const Tensor table = at::full({tokens(), static_cast<std::int64_t>(longest)}, -1, at::kInt);
-    for (const Queries& one : queries)
-      std::copy(one.seen.begin(), one.seen.end(),
-                table.data_ptr<std::int32_t>() + one.first * static_cast<std::int64_t>(longest));
-    return table.to(layers_.device());
-  }
-  Tensor lengths_of(const std::vector<Queries>& queries) const {
-    std::vector<std::int32_t> lengths(queries.size());
-    for (const Queries& one : queries)
-      lengths[static_cast<std::size_t>(one.first)] = static_cast<std::int32_t>(one.seen.size());
-    return int_list(lengths, layers_.device());
-  }
-
   // --- Units with states
 
-  /// The slots of the group's rows in this unit's pools.
-  Tensor slots_of(const Group& group) const {
-    std::vector<std::int32_t> slots;
-    for (const Group::Piece& piece : group.pieces) {
-      const TensorRow& row = *batch_.rows[piece.row].row;
-      const std::uint32_t slot = row.state_slot(row.state, part(PoolKind::conv).layer);
-      slots.push_back(row.has_state ? static_cast<std::int32_t>(slot) : -1);
-    }
-    slots.resize(slots.size() + static_cast<std::size_t>(group.padding), -1);
-    return int_list(slots, layers_.device());
-  }
   /// The group's tokens of x [T, ...], and its padding.
   Tensor taken(const Tensor& x, const Group& group) const {
     const Tensor own = x.index_select(0, group.tokens);
@@ -450,10 +465,10 @@ class Run {
       for (const reference::HybridTake& take : row.takes)
         if (take.after == row.begin) copy_take(row, take);
     }
+    auto slots = lists().states.begin();
     for (const Round& round : batch_.rounds) {
       for (const Group& group : round.groups) {
-        const Tensor slots = slots_of(group);
-        const Tensor y = mix(group, slots);
+        const Tensor y = mix(group, *slots++);
         out.index_copy_(0, group.tokens, y.narrow(0, 0, group.tokens.size(0)));
       }
       for (const auto& [index, take] : round.takes) copy_take(*batch_.rows[index].row, take);
@@ -474,8 +489,8 @@ class Run {
       const auto to = static_cast<std::int32_t>(row.state_slot(take.slot, layer));
       if (from == to) continue;
       call("state_copy", {{"state", pool(kind).unsqueeze(0)},
-                          {"source", int_list({from}, layers_.device())},
-                          {"target", int_list({to}, layers_.device())}});
+                          {"source", int_list({from}).to(layers_.device())},
+                          {"target", int_list({to}).to(layers_.device())}});
     }
   }
 
@@ -584,8 +599,26 @@ class Run {
   TensorResults& results_;
   std::int64_t index_ = 0;
   std::string at_;
-  std::vector<std::vector<std::uint32_t>> seen_;  // of the last queries()
 };
+
+/// The batch's tensors on the device.
+Packed moved(Packed batch, const at::Device& device) {
+  batch.for_lists([&](Tensor& list, Packed::List) { list = list.to(device); });
+  return batch;
+}
+
+/// A row of one token behind others that keeps its state: what a captured bucket runs.
+bool is_plain_decode(const TensorRow& row) {
+  return row.size() == 1 && row.begin > 0 && !row.verifies && row.takes.empty() && row.writes_kv &&
+         row.keeps_recurrent && row.keeps_conv;
+}
+
+/// Columns of the tables of slots: a power of two, so that rows of many lengths share a bucket.
+std::int64_t table_width(std::span<const TensorRow* const> rows) {
+  std::size_t longest = 16;
+  for (const TensorRow* const row : rows) longest = std::max(longest, row->kv.size());
+  return static_cast<std::int64_t>(std::bit_ceil(longest));
+}
 
 }  // namespace
 
@@ -603,6 +636,16 @@ void TensorModel::Inside::prepare(const reference::HybridWeights& drawn) {
     add(name, values, values.dim() > 1);
     if (name.ends_with("A_log"))
       add(name.substr(0, name.size() - 4), values.to(at::kFloat).exp().neg(), false);
+  }
+  const auto add_frequencies = [&](std::size_t unit, const reference::Rope<double>& rope) {
+    const std::vector<float> rates(rope.frequencies.begin(), rope.frequencies.end());
+    frequencies[static_cast<std::int64_t>(unit)] = at::tensor(rates).to(layers->device());
+  };
+  for (std::size_t i = 0; i < config.units.size(); ++i) {
+    if (const auto* const u = std::get_if<AttentionUnit>(&config.units[i].kind))
+      add_frequencies(i, rope_of(*u));
+    if (const auto* const u = std::get_if<LatentUnit>(&config.units[i].kind))
+      add_frequencies(i, rope_of(*u));
   }
   if (!config.zero_centred_norms) return;
   const auto centre = [&](const std::string& name) {
@@ -641,9 +684,12 @@ void TensorModel::Inside::add_parts() {
 }
 
 TensorModel::TensorModel(HybridConfig config, const reference::HybridWeights& weights,
-                         std::shared_ptr<const TensorLayers> layers, at::ScalarType activations) {
-  auto inside = std::make_unique<Inside>(
-      Inside{.config = std::move(config), .layers = std::move(layers), .activations = activations});
+                         std::shared_ptr<const TensorLayers> layers, at::ScalarType activations,
+                         BucketRules buckets) {
+  auto inside = std::make_unique<Inside>(Inside{.config = std::move(config),
+                                                .layers = std::move(layers),
+                                                .activations = activations,
+                                                .buckets = buckets});
   inside->prepare(weights);
   inside->add_parts();
   inside_ = std::move(inside);
@@ -674,32 +720,132 @@ TensorPools TensorModel::pools(std::int64_t states, std::int64_t kv) const {
   return all;
 }
 
-TensorResults TensorModel::forward(std::span<const TensorRow* const> rows, const TensorPools& pools,
-                                   bool pads) const {
-  const Inside& model = *inside_;
-  const Packed batch = packed(rows, pads, device());
-  TensorResults results;
-  results.states_after.resize(rows.size());
-  const std::int64_t D = model.config.hidden;
-  const Tensor embedded = at::empty({batch.tokens, D}, at::kDouble);
+Packed TensorModel::Inside::packed(std::span<const TensorRow* const> rows, bool pads,
+                                   std::int64_t width) const {
+  Packed batch;
+  for (const TensorRow* const row : rows) pack(batch, *row);
+  for (std::size_t i = 0; i < rows.size(); ++i) cut(batch, i);
+  for (Round& round : batch.rounds)
+    for (Group& group : round.groups) describe(group, batch, pads);
+  batch.units.resize(config.units.size());
+  for (const PoolPart& part : parts) {
+    UnitLists& lists = batch.units[static_cast<std::size_t>(part.unit)];
+    if (part.kind == PoolKind::kv) {
+      const auto& kind = config.units[static_cast<std::size_t>(part.unit)].kind;
+      const auto* const attention = std::get_if<AttentionUnit>(&kind);
+      lists.written = written(batch, part.layer);
+      lists.seen = seen_in(batch, part.layer, attention == nullptr ? 0 : attention->window,
+                           attention == nullptr, width);
+    } else if (part.kind == PoolKind::conv) {
+      for (const Round& round : batch.rounds)
+        for (const Group& group : round.groups)
+          lists.states.push_back(states_of(batch, group, part.layer));
+    }
+  }
+  const Tensor embedded = at::full({batch.tokens, config.hidden},
+                                   std::numeric_limits<double>::quiet_NaN(), at::kDouble);
   std::vector<std::int64_t> sampled;
-  double* next = embedded.data_ptr<double>();
   for (const PackedRow& packed : batch.rows) {
+    double* next = embedded.data_ptr<double>() + packed.first * config.hidden;
     for (const std::uint64_t token : packed.row->tokens) {
-      reference::drawn_embedding(model.embedding, token, {next, static_cast<std::size_t>(D)});
-      next += D;
+      if (!packed.row->is_padding)
+        reference::drawn_embedding(embedding, token,
+                                   {next, static_cast<std::size_t>(config.hidden)});
+      next += config.hidden;
     }
     const std::int64_t end = packed.first + packed.row->size() - packed.row->padding;
     for (std::int64_t t = end - packed.row->sampled(); t < end; ++t) sampled.push_back(t);
   }
-  Tensor h = embedded.to(model.activations).to(device());
-  Run run(model, pools, batch, results);
-  for (std::size_t i = 0; i < model.config.units.size(); ++i)
-    run.unit(static_cast<std::int64_t>(i), h);
+  batch.embedded = embedded.to(activations);
+  batch.positions = int_list(batch.places);
+  batch.sampled = at::tensor(sampled, at::kLong);
+  return batch;
+}
+
+/// The logits, on the device.
+Tensor TensorModel::Inside::run(const Packed& batch, const TensorPools& pools,
+                                TensorResults& results) const {
+  results.states_after.resize(batch.rows.size());
+  Tensor h = batch.embedded;
+  Run run(*this, pools, batch, results);
+  for (std::size_t i = 0; i < config.units.size(); ++i) run.unit(static_cast<std::int64_t>(i), h);
   const Tensor last =
-      model.layers->rms_norm(h.index_select(0, at::tensor(sampled, at::kLong).to(device())),
-                             model.weight(model.config.last_norm), model.config.eps);
-  results.logits = model.layers->logits(last, model.weight("lm_head.weight")).to(at::kCPU);
+      layers->rms_norm(h.index_select(0, batch.sampled), weight(config.last_norm), config.eps);
+  return layers->logits(last, weight("lm_head.weight"));
+}
+
+TensorResults TensorModel::forward(std::span<const TensorRow* const> rows, const TensorPools& pools,
+                                   bool pads) const {
+  TensorResults results;
+  results.logits =
+      inside_->run(moved(inside_->packed(rows, pads, 1), device()), pools, results).to(at::kCPU);
+  return results;
+}
+
+// --- Buckets
+
+/// A forward of plain decodes over tensors of its own, captured.
+struct TensorMemory::Bucket {
+  Packed batch;
+  Tensor logits;
+  std::function<void()> replay;
+};
+
+TensorMemory::TensorMemory(TensorPools own) : pools(std::move(own)) {}
+TensorMemory::~TensorMemory() = default;
+
+bool TensorModel::fits_bucket(std::span<const TensorRow* const> rows) {
+  return std::ranges::all_of(rows, [](const TensorRow* row) { return is_plain_decode(*row); });
+}
+
+TensorResults TensorModel::decode(std::span<const TensorRow* const> rows,
+                                  TensorMemory& memory) const {
+  const BucketRules& rules = inside_->buckets;
+  const TensorRow nobody{.tokens = {0},
+                         .begin = 1,
+                         .kv = {0, 0},
+                         .writes_kv = false,
+                         .has_state = false,
+                         .is_padding = true};
+  TensorRow first_nobody = nobody;
+  first_nobody.no_slot = rules.padding_slot;
+  const std::size_t size = std::bit_ceil(rows.size());
+  const std::int64_t width = table_width(rows);
+  std::vector<const TensorRow*> padded(rows.begin(), rows.end());
+  if (padded.size() < size) padded.push_back(&first_nobody);
+  padded.resize(size, &nobody);
+  Packed live = inside_->packed(padded, false, width);
+
+  std::shared_ptr<TensorMemory::Bucket>& bucket = memory.buckets[{size, width}];
+  const bool is_new = bucket == nullptr;
+  if (is_new) {
+    bucket = std::make_shared<TensorMemory::Bucket>();
+    const std::vector<const TensorRow*> nobodies(size, &nobody);
+    bucket->batch = moved(
+        inside_->packed(rules.warms_up_on_padding ? nobodies : padded, false, width), device());
+    bucket->batch.rows.clear();  // they are gone when it runs again
+    const auto work = [this, &memory, own = bucket.get()] {
+      TensorResults none;
+      own->logits = inside_->run(own->batch, memory.pools, none);
+    };
+    work();
+    bucket->replay = inside_->layers->captured(work);
+  }
+  std::vector<Tensor> lists;
+  live.for_lists([&](const Tensor& list, Packed::List) { lists.push_back(list); });
+  auto next = lists.begin();
+  bucket->batch.for_lists([&](const Tensor& list, Packed::List kind) {
+    const bool refreshes =
+        kind == Packed::List::tokens ||
+        (rules.refreshes_lists && (kind == Packed::List::slots || rules.refreshes_lengths));
+    if (is_new || refreshes) list.copy_(*next);
+    ++next;
+  });
+  bucket->replay();
+  ++memory.replays;
+  TensorResults results;
+  results.logits = bucket->logits.narrow(0, 0, static_cast<std::int64_t>(rows.size())).to(at::kCPU);
+  results.states_after.resize(rows.size());
   return results;
 }
 

@@ -14,9 +14,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cache_sim/numbers/torch/tensor_layers.hpp"
@@ -58,6 +60,8 @@ struct TensorRow {
   bool keeps_recurrent = true, keeps_conv = true;
   std::vector<reference::HybridTake> takes{};  ///< of a verification, the caller stores them
   std::vector<std::uint32_t> state_layers{}, kv_layers{};
+  bool is_padding = false;    ///< nobody's row of a bucket: NaN, and it sees nothing
+  std::int32_t no_slot = -1;  ///< what is told where the row has no slot to write
 
   std::int64_t size() const { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t inputs() const { return size() - drafts - padding; }
@@ -79,10 +83,34 @@ struct TensorResults {
   std::vector<std::vector<at::Tensor>> states_after;
 };
 
+/// Rules of decodes in buckets: a batch is filled up with rows of padding to a power of two, its
+/// lists are copied to where the bucket's captured launches read them, and these are run again. A
+/// test makes one rule wrong, each a mistake that servers have made.
+struct BucketRules {
+  bool refreshes_lists = true;      ///< else the bucket runs over the slots of its first batch
+  bool refreshes_lengths = true;    ///< else over its lengths
+  std::int32_t padding_slot = -1;   ///< where a row of padding writes: nowhere
+  bool warms_up_on_padding = true;  ///< else the first batch runs twice
+};
+
+/// Pools, and the buckets that were captured over them.
+struct TensorMemory {
+  explicit TensorMemory(TensorPools own);
+  ~TensorMemory();
+  TensorMemory(const TensorMemory&) = delete;
+  TensorMemory& operator=(const TensorMemory&) = delete;
+
+  struct Bucket;
+  TensorPools pools;
+  std::map<std::pair<std::size_t, std::int64_t>, std::shared_ptr<Bucket>> buckets{};
+  std::int64_t replays = 0;
+};
+
 class TensorModel {
  public:
   TensorModel(reference::HybridConfig config, const reference::HybridWeights& weights,
-              std::shared_ptr<const TensorLayers> layers, at::ScalarType activations);
+              std::shared_ptr<const TensorLayers> layers, at::ScalarType activations,
+              BucketRules buckets = {});
   ~TensorModel();
   TensorModel(const TensorModel&) = delete;
   TensorModel& operator=(const TensorModel&) = delete;
@@ -99,6 +127,11 @@ class TensorModel {
   /// have no slot and are NaN, until each group of decodes is a power of two.
   TensorResults forward(std::span<const TensorRow* const> rows, const TensorPools& pools,
                         bool pads) const;
+
+  /// Whether the rows are one token each behind others, and keep their states in place.
+  static bool fits_bucket(std::span<const TensorRow* const> rows);
+  /// The same for such rows, in a bucket of the memory; on a GPU a captured graph.
+  TensorResults decode(std::span<const TensorRow* const> rows, TensorMemory& memory) const;
 
   struct Inside;
 

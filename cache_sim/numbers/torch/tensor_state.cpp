@@ -19,6 +19,7 @@ using at::Tensor;
 namespace {
 
 constexpr std::int64_t kAllJudged = 4, kOneJudgedIn = 16;  // forwards
+constexpr std::int64_t kMostJudged = 1 << 14;  // numbers of activations: definitions are slow
 constexpr std::uint32_t kQuietNan = 0x7FC00000u;
 
 Tensor bits_of(const Tensor& x) {
@@ -80,7 +81,8 @@ TensorState::TensorState(std::shared_ptr<TensorTruth> truth, std::int64_t states
       state_slots_(static_cast<std::uint32_t>(states) + 2),
       kv_slots_(static_cast<std::uint32_t>(kv_end) + 1),
       page_(static_cast<std::uint32_t>(std::min(page, kv_end))),
-      pools_(model_.pools(state_slots_, kv_slots_)),
+      memory_(truth_->memory(state_slots_, kv_slots_)),
+      pools_(memory_->pools),
       state_histories_(state_slots_),
       kv_histories_(kv_slots_),
       kv_open_(kv_slots_) {
@@ -193,16 +195,21 @@ void TensorState::run() {
   ++batch_;
   if (rows.empty()) return;
   std::vector<const TensorRow*> told;
+  std::int64_t tokens = 0;
   for (OpenRow& open : rows) {
     begin(open);
     told.push_back(&open.row);
-    computed_ += open.row.size();
+    tokens += open.row.size();
   }
+  computed_ += tokens;
   std::optional<JudgedCalls> judged;
   // Of each run the first forwards and then one in 16, so that a trace shows the same again.
   const std::int64_t number = forwards_++;
-  if (number < kAllJudged || number % kOneJudgedIn == 0) judged.emplace();
-  const TensorResults results = model_.forward(told, pools_, true);
+  if ((number < kAllJudged || number % kOneJudgedIn == 0) &&
+      tokens * model_.config().hidden <= kMostJudged)
+    judged.emplace();
+  const TensorResults results =
+      !judged && TensorModel::fits_bucket(told) ? decode(told) : model_.forward(told, pools_, true);
   if (judged)
     for (const std::string& wrong : judged->wrong())
       findings_.push_back({FindingKind::number_differs, "operator " + wrong,
@@ -216,6 +223,21 @@ void TensorState::run() {
     next += rows[i].row.sampled() * model_.config().vocabulary;
     end(rows[i], results.states_after[i]);
   }
+}
+
+/// Decodes in a bucket, whose padding has no slot: slot 0, which no row has, stays as it is.
+TensorResults TensorState::decode(std::span<const TensorRow* const> rows) {
+  std::vector<Tensor> before;
+  for (const Tensor& pool : pools_) before.push_back(pool.select(0, 0).clone());
+  TensorResults results = model_.decode(rows, *memory_);
+  for (std::size_t i = 0; i < pools_.size(); ++i)
+    if (!same_bits(pools_[i].select(0, 0), before[i]))
+      findings_.push_back({FindingKind::number_differs,
+                           "padding of a bucket writes " + std::string(model_.parts()[i].name()) +
+                               " slot 0 of unit " + std::to_string(model_.parts()[i].unit),
+                           "no slot is written by rows that are nobody's",
+                           "slot 0 has other bits"});
+  return results;
 }
 
 /// Finds the row's truth, and compares the state from which the row starts.

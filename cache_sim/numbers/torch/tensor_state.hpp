@@ -72,6 +72,8 @@ class TensorState final : public NumberedPools {
   void tell_rows() override { tells_rows_ = true; }
   std::vector<std::string> rows() override { return std::exchange(told_rows_, {}); }
   const GreedyTokens& greedy() const { return greedy_; }
+  /// Batches of decodes that ran in a bucket of the memory, those of earlier owners included.
+  std::int64_t replays() const { return memory_->replays; }
   /// Tokens that were computed in rows.
   std::int64_t computed() const { return computed_; }
 
@@ -107,6 +109,7 @@ class TensorState final : public NumberedPools {
   }
   void set_state(std::uint32_t slot, StatePart part, History history);
   void run();
+  TensorResults decode(std::span<const TensorRow* const> rows);
   void begin(OpenRow& open);
   void end(const OpenRow& open, const std::vector<at::Tensor>& states_after);
   void leave(const OpenRow& open, const std::vector<at::Tensor>& states_after);
@@ -122,7 +125,8 @@ class TensorState final : public NumberedPools {
   std::uint32_t state_slots_, kv_slots_;  ///< the last slot of each stands for impossible numbers
   std::uint32_t page_;
   std::size_t kv_layers_ = 0, state_layers_ = 0;
-  TensorPools pools_;
+  std::shared_ptr<TensorMemory> memory_;
+  const TensorPools& pools_;
   std::vector<std::array<History, 2>> state_histories_;  // by slot: recurrent, conv
   std::vector<History> kv_histories_;
   std::vector<std::uint32_t> kv_open_;  // the batch in which the slot is open

@@ -1,6 +1,8 @@
 #include "cache_sim/numbers/torch/tensor_truth.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -40,6 +42,32 @@ TensorTruth::TensorTruth(std::shared_ptr<const TensorModel> model)
   for (std::size_t i = 0; i < stored_.size(); ++i)
     if (model_->parts()[i].kind != PoolKind::kv) numbers(i, kEmptyText).zero_();
   states_[Label{}] = kEmptyText;
+}
+
+std::shared_ptr<TensorMemory> TensorTruth::memory(std::int64_t states, std::int64_t kv) {
+  constexpr std::int64_t kMostKeptSlots = 1 << 13;
+  constexpr std::size_t kMostKept = 4;
+  if (states > kMostKeptSlots || kv > kMostKeptSlots)
+    return std::make_shared<TensorMemory>(model_->pools(states, kv));
+  const auto is_free = [](const auto& one) { return one.second.use_count() == 1; };
+  const auto room = [](std::int64_t slots) {
+    return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(slots)));
+  };
+  const std::pair wanted{room(states), room(kv)};
+  const auto found = std::ranges::find_if(
+      memories_, [&](const auto& one) { return one.first == wanted && is_free(one); });
+  if (found != memories_.end()) {
+    for (const Tensor& pool : found->second->pools)
+      pool.fill_(std::numeric_limits<double>::quiet_NaN());
+    return found->second;
+  }
+  if (memories_.size() >= kMostKept)
+    if (const auto oldest = std::ranges::find_if(memories_, is_free); oldest != memories_.end())
+      memories_.erase(oldest);
+  return memories_
+      .emplace_back(wanted,
+                    std::make_shared<TensorMemory>(model_->pools(wanted.first, wanted.second)))
+      .second;
 }
 
 History TensorTruth::add_states(const std::vector<Label>& labels) {

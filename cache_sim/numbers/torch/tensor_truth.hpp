@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cache_sim/model/label_state.hpp"
@@ -57,6 +58,10 @@ class TensorTruth {
   const Label& state_label(History state) const { return state_labels_[state]; }
   const Label& kv_label(History kv) const { return kv_labels_[kv]; }
 
+  /// Memory of that many slots or more, all NaN; who has it has it alone. A small one is kept for
+  /// the next owner, with what was captured over it.
+  std::shared_ptr<TensorMemory> memory(std::int64_t states, std::int64_t kv);
+
   /// The numbers of a part, [...].
   at::Tensor numbers(std::size_t part, History history) const {
     return stored_[part].select(0, history);
@@ -88,6 +93,8 @@ class TensorTruth {
   std::shared_ptr<const TensorModel> model_;
   TensorPools work_;    // state slot 1 is the row's; KV slot 1 is that of token 0
   TensorPools stored_;  // by history
+  std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::shared_ptr<TensorMemory>>>
+      memories_;  // by slots, a few
   std::vector<Label> state_labels_, kv_labels_;
   std::unordered_map<Label, History, LabelHash> states_, kv_;  // any history of a text
   std::unordered_map<Key, RowTruth, KeyHash> rows_;

@@ -20,7 +20,7 @@ void add_layer(HybridConfig& model, const char* mixer_name, const Mixer& mixer,
 }
 
 HybridConfig nemotron_h() {
-  HybridConfig model{.name = "tiny-nemotron-h", .hidden = 32, .vocabulary = 64, .eps = 1e-5};
+  HybridConfig model{.hidden = 32, .vocabulary = 64, .eps = 1e-5};
   model.embedding = "model.embeddings.weight";
   model.last_norm = "model.norm_f.weight";
   const auto add = [&](const auto& kind) {
@@ -45,11 +45,7 @@ HybridConfig nemotron_h() {
 }
 
 HybridConfig qwen3_next() {
-  HybridConfig model{.name = "tiny-qwen3-next",
-                     .hidden = 32,
-                     .vocabulary = 64,
-                     .eps = 1e-6,
-                     .zero_centred_norms = true};
+  HybridConfig model{.hidden = 32, .vocabulary = 64, .eps = 1e-6, .zero_centred_norms = true};
   const DeltaNetUnit delta{
       .key_heads = 2, .value_heads = 4, .key_dim = 8, .value_dim = 8, .width = 4};
   const AttentionUnit attention{
@@ -63,7 +59,7 @@ HybridConfig qwen3_next() {
 }
 
 HybridConfig deepseek_v3() {
-  HybridConfig model{.name = "tiny-deepseek-v3", .hidden = 32, .vocabulary = 64, .eps = 1e-6};
+  HybridConfig model{.hidden = 32, .vocabulary = 64, .eps = 1e-6};
   const LatentUnit latent{.heads = 2,
                           .q_lora = 16,
                           .latent = 16,
@@ -87,8 +83,8 @@ HybridConfig deepseek_v3() {
   return model;
 }
 
-HybridConfig qwen3(std::string name, const std::vector<std::int64_t>& windows) {
-  HybridConfig model{.name = std::move(name), .hidden = 32, .vocabulary = 64, .eps = 1e-6};
+HybridConfig qwen3(const std::vector<std::int64_t>& windows) {
+  HybridConfig model{.hidden = 32, .vocabulary = 64, .eps = 1e-6};
   for (const std::int64_t window : windows)
     add_layer(
         model, "self_attn.",
@@ -97,23 +93,53 @@ HybridConfig qwen3(std::string name, const std::vector<std::int64_t>& windows) {
   return model;
 }
 
+/// The unit with the sizes of released models, but for the numbers of heads and experts.
+void enlarge(AttentionUnit& u) {
+  u.rotary_dims = u.rotary_dims * 128 / u.head_dim;
+  u.head_dim = 128;
+}
+void enlarge(LatentUnit& u) {
+  u = {.heads = 16,
+       .q_lora = 64,
+       .latent = 512,
+       .nope_dim = 128,
+       .rope_dim = 64,
+       .value_dim = 128,
+       .rope_theta = u.rope_theta,
+       .yarn_factor = u.yarn_factor,
+       .yarn_positions = u.yarn_positions};
+}
+void enlarge(MambaUnit& u) {
+  u.head_dim = 64;
+  u.state = 128;
+}
+void enlarge(DeltaNetUnit& u) {
+  u.key_dim = u.value_dim = 128;
+}
+void enlarge(MlpUnit& u) {
+  u.inner = 256;
+}
+void enlarge(ExpertsUnit& u) {
+  u.inner = u.shared_inner = 64;
+}
+
 struct Preset {
-  std::string_view name;
+  std::string_view name, small;
   std::uint64_t seed;
   HybridConfig (*make)();
 };
 
 constexpr Preset kPresets[] = {
-    {"tiny-nemotron-h", 10, nemotron_h},
-    {"tiny-qwen3-next", 11, qwen3_next},
-    {"tiny-deepseek-v3", 2, deepseek_v3},
-    {"tiny-qwen3", 3,
+    {"tiny-nemotron-h", "small-nemotron-h", 10, nemotron_h},
+    {"tiny-qwen3-next", "small-qwen3-next", 11, qwen3_next},
+    {"tiny-deepseek-v3", "small-deepseek-v3", 2, deepseek_v3},
+    {"tiny-qwen3", "small-qwen3", 3,
      [] {
-       return qwen3("tiny-qwen3", {0, 0});
+       return qwen3({0, 0});
      }},
-    {"tiny-window", 8,
+    {"tiny-window", "small-window", 8,
      [] {
-       return qwen3("tiny-window", {8, 0, 8});
+       return qwen3({8, 0, 8});
      }},
 };
 
@@ -197,13 +223,26 @@ const std::vector<std::string_view>& hybrid_presets() {
   return names;
 }
 
+const std::vector<std::string_view>& hybrid_presets_of_both_sizes() {
+  static const std::vector<std::string_view> names = [] {
+    std::vector<std::string_view> list = hybrid_presets();
+    for (const Preset& preset : kPresets) list.push_back(preset.small);
+    return list;
+  }();
+  return names;
+}
+
 std::optional<HybridConfig> hybrid_preset(std::string_view name) {
-  for (const Preset& preset : kPresets)
-    if (preset.name == name) {
-      HybridConfig config = preset.make();
-      config.seed = preset.seed;
-      return config;
-    }
+  for (const Preset& preset : kPresets) {
+    if (name != preset.name && name != preset.small) continue;
+    HybridConfig config = preset.make();
+    config.name = name;
+    config.seed = preset.seed;
+    if (name == preset.name) return config;
+    config.hidden = 128;
+    for (HybridUnit& unit : config.units) std::visit([](auto& kind) { enlarge(kind); }, unit.kind);
+    return config;
+  }
   return std::nullopt;
 }
 

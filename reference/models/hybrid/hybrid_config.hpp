@@ -11,6 +11,10 @@
 //   tiny-deepseek-v3    DeepseekV3    three layers of latent attention; MLP, experts, experts
 //   tiny-qwen3          Qwen3         two layers of attention and an MLP
 //   tiny-window         Qwen3         the same with three layers, of which two see 8 tokens
+//
+// small-… are the same with the heads, states and latents of the families' released models, which
+// the kernels take on their fast paths: heads of 128, states of 64 x 128 and 128 x 128, latents of
+// 512 + 64.
 #pragma once
 
 #include <cstdint>
@@ -86,8 +90,9 @@ struct HybridConfig {
   std::uint64_t seed = 1;
 };
 
-/// The names of the presets.
+/// The names of the tiny presets, and of those and the small ones.
 const std::vector<std::string_view>& hybrid_presets();
+const std::vector<std::string_view>& hybrid_presets_of_both_sizes();
 
 /// The preset of that name; null where there is none.
 std::optional<HybridConfig> hybrid_preset(std::string_view name);

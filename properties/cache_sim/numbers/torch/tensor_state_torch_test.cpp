@@ -18,6 +18,7 @@
 namespace lockstep {
 namespace {
 
+using cache_sim::BucketRules;
 using cache_sim::TensorLayers;
 using cache_sim::TensorModel;
 using cache_sim::TensorRow;
@@ -27,10 +28,11 @@ using testing::HasSubstr;
 
 std::shared_ptr<TensorTruth> truth_of(std::string_view preset,
                                       std::shared_ptr<const TensorLayers> layers,
-                                      at::ScalarType activations = at::kFloat) {
+                                      at::ScalarType activations = at::kFloat,
+                                      BucketRules buckets = {}) {
   const auto config = *reference::hybrid_preset(preset);
   return std::make_shared<TensorTruth>(std::make_shared<const TensorModel>(
-      config, reference::drawn_hybrid(config), std::move(layers), activations));
+      config, reference::drawn_hybrid(config), std::move(layers), activations, buckets));
 }
 
 Tokens text(const char* terms) {
@@ -112,6 +114,13 @@ TEST(TensorModel, hasTheLogitsOfTheReference) {
   }
 }
 
+/// Latents of the tiny model are none of the kernels'.
+std::vector<std::string_view> presets_of_kernels() {
+  std::vector<std::string_view> names = reference::hybrid_presets_of_both_sizes();
+  std::erase(names, "tiny-deepseek-v3");
+  return names;
+}
+
 /// The findings of a prefill, a chunk, decodes beside other rows, a verification, what it commits,
 /// and a branch behind a copied state.
 std::string found_in_a_right_run(std::string_view preset,
@@ -157,9 +166,57 @@ TEST(Tensors, ofARightRunAreNeverReported) {
 TEST(TensorsOnAGpu, ofARightRunAreNeverReported) {
   const cache_sim::DeviceLayers device = cache_sim::device_layers();
   if (device.layers == nullptr) GTEST_SKIP() << "needs a GPU: " << device.reason;
-  for (const std::string_view preset :
-       {"tiny-nemotron-h", "tiny-qwen3-next", "tiny-qwen3", "tiny-window"})
+  for (const std::string_view preset : presets_of_kernels())
     EXPECT_EQ(found_in_a_right_run(preset, device.layers, at::kBFloat16), "") << preset;
+}
+
+/// The findings of decodes in buckets of one, two and four rows, one of these filled up, whose rows
+/// change their order and grow.
+std::string found_in_buckets(std::string_view preset,
+                             const std::shared_ptr<const TensorLayers>& layers,
+                             at::ScalarType activations, BucketRules rules = {}) {
+  Requests all(truth_of(preset, layers, activations, rules));
+  const std::vector<Tokens> texts{text("a12"), text("b13"), text("c14"), text("d12")};
+  std::vector<std::uint32_t> at{3, 4, 5, 9};
+  for (const std::uint32_t request : {1u, 2u, 3u, 4u})  // the first four forwards are judged
+    all.run(request, texts[request - 1], 0, at[request - 1]);
+  for (const std::vector<std::uint32_t>& batch : std::vector<std::vector<std::uint32_t>>{
+           {1, 2, 3}, {1, 2, 3}, {3, 1, 2}, {2, 3}, {1}, {3, 2}, {2, 1, 3}, {4}}) {
+    for (const std::uint32_t request : batch) {
+      const std::uint32_t begin = at[request - 1]++;
+      all.state.forward(all.row(request, texts[request - 1], begin, begin + 1));
+    }
+    all.state.launch({});
+  }
+  EXPECT_EQ(all.state.replays(), 8);
+  return all.found();
+}
+
+void expect_buckets(std::string_view preset, const std::shared_ptr<const TensorLayers>& layers,
+                    at::ScalarType activations) {
+  const auto found = [&](BucketRules rules) {
+    return found_in_buckets(preset, layers, activations, rules);
+  };
+  const bool has_states = truth_of(preset, layers, activations)->model().has_states();
+  EXPECT_EQ(found({}), "") << preset;
+  EXPECT_THAT(found({.refreshes_lists = false}), HasSubstr("number-differs")) << preset;
+  EXPECT_THAT(found({.refreshes_lengths = false}), HasSubstr("number-differs")) << preset;
+  EXPECT_THAT(found({.padding_slot = 0}), HasSubstr("padding of a bucket writes")) << preset;
+  if (!has_states) return;
+  EXPECT_THAT(found({.padding_slot = 4}), HasSubstr("part of state slot 4 differs")) << preset;
+  EXPECT_THAT(found({.warms_up_on_padding = false}), HasSubstr("number-differs")) << preset;
+}
+
+TEST(Buckets, areRightAndEachWrongRuleIsReported) {
+  for (const std::string_view preset : reference::hybrid_presets())
+    expect_buckets(preset, cache_sim::host_layers(), at::kFloat);
+}
+
+TEST(TensorsOnAGpu, ofCapturedBucketsAreRightAndEachWrongRuleIsReported) {
+  const cache_sim::DeviceLayers device = cache_sim::device_layers();
+  if (device.layers == nullptr) GTEST_SKIP() << "needs a GPU: " << device.reason;
+  for (const std::string_view preset : presets_of_kernels())
+    expect_buckets(preset, device.layers, at::kBFloat16);
 }
 
 // States that a row leaves on its way, padding behind its text, and a second memory of KV.
@@ -243,10 +300,14 @@ class WrongProducts : public TensorLayers {
   at::Tensor product(const at::Tensor& x, const at::Tensor& weight) const override {
     const at::Tensor y = right_->product(x, weight);
     if (!by_batch_) return y * (1 + 1e-5);
-    // The last row of a larger batch is summed in another order.
+    // The last row of a larger batch is summed in two parts, each rounded as the activations are.
     if (x.size(0) < 3) return y;
-    return at::cat({y.narrow(0, 0, y.size(0) - 1),
-                    right_->product(x.narrow(0, x.size(0) - 1, 1).flip(-1), weight.flip(-1))});
+    const std::int64_t last = x.size(0) - 1, half = x.size(1) / 2;
+    const auto part = [&](std::int64_t first) {
+      return right_->product(x.narrow(0, last, 1).narrow(1, first, half).contiguous(),
+                             weight.narrow(1, first, half).contiguous());
+    };
+    return at::cat({y.narrow(0, 0, last), part(0) + part(half)});
   }
   at::Device device() const override { return right_->device(); }
   at::Tensor logits(const at::Tensor& x, const at::Tensor& head) const override {
@@ -262,18 +323,16 @@ class WrongProducts : public TensorLayers {
                             double eps, bool before, std::int64_t groups) const override {
     return right_->gated_rms_norm(x, gate, w, eps, before, groups);
   }
-  at::Tensor rope(const at::Tensor& x, const std::vector<std::int32_t>& positions,
-                  const std::vector<float>& frequencies, double magnitude,
-                  bool interleaved) const override {
+  at::Tensor rope(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& frequencies,
+                  double magnitude, bool interleaved) const override {
     return right_->rope(x, positions, frequencies, magnitude, interleaved);
   }
-  void store(const at::Tensor& pool, const at::Tensor& x,
-             const std::vector<std::int32_t>& slots) const override {
+  void store(const at::Tensor& pool, const at::Tensor& x, const at::Tensor& slots) const override {
     right_->store(pool, x, slots);
   }
   at::Tensor attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
-                       std::span<const cache_sim::Queries> queries, double scale) const override {
-    return right_->attention(q, keys, values, queries, scale);
+                       const cache_sim::SeenSlots& seen, double scale) const override {
+    return right_->attention(q, keys, values, seen, scale);
   }
   cache_sim::Routes route(const at::Tensor& logits, const std::optional<at::Tensor>& bias,
                           const reference::ExpertsUnit& unit) const override {
@@ -324,8 +383,10 @@ TEST(Tensors, ofALayerWhoseRowsDependOnTheBatchAreReported) {
 TEST(TensorsOnAGpu, ofALayerWhoseRowsDependOnTheBatchAreReported) {
   const cache_sim::DeviceLayers device = cache_sim::device_layers();
   if (device.layers == nullptr) GTEST_SKIP() << "needs a GPU: " << device.reason;
-  EXPECT_THAT(found_in_three_decodes("tiny-qwen3-next", device.layers, at::kBFloat16),
-              HasSubstr(kDependsOnBatch));
+  for (const std::string_view preset : {"tiny-qwen3-next", "small-qwen3-next"})
+    EXPECT_THAT(found_in_three_decodes(preset, device.layers, at::kBFloat16),
+                HasSubstr(kDependsOnBatch))
+        << preset;
 }
 
 TEST(Tensors, ofALayerBeyondItsYardstickAreReported) {

@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+# ctest: name=evidence.numbers_check labels=quick timeout=60 args=check
+# ctest: name=evidence.numbers_selftest labels=quick timeout=60 args=selftest
+"""Random traces with tensors in the slots of caches, run by the kernels on a GPU: reports/numbers_on_gpu.json.
+
+    numbers_on_gpu.py run RESULTS [WORD…]    on a machine with a GPU: logs and numbers_on_gpu.json go to the folder RESULTS
+    numbers_on_gpu.py check                  nothing is as it must not be, and the file is of the sources that are there now
+    numbers_on_gpu.py selftest               check notices what is wrong
+
+Words leave out all parts but these: tests, traces, fixtures, defects, sanitizer. Sound policies must show nothing. What must be found: a wrong slot of each
+planted defect that moves a number in double, each mistake of a captured bucket, and a layer whose rows depend on the batch. LOCKSTEP_BUILT (default:
+build/current) names a folder with lockstep-torch, lockstep_numbers_torch_tests and liblockstep_torch.so for this GPU, beside the libraries that they lack.
+python3 has PyTorch 2.11. LOCKSTEP_TRACES (2000) is how many traces each family plays, LOCKSTEP_PROCESSES (16) how many run at a time; all of it takes ten
+minutes on 16 cores. The processes share the GPU by NVIDIA's MPS, a daemon that is started for them: without it they would take turns."""
+import concurrent.futures
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent))
+
+import evidence  # noqa: E402
+import static_kv  # noqa: E402
+
+ROOT = evidence.ROOT
+FILE = ROOT / "reports/numbers_on_gpu.json"
+PATTERNS = ("cache_sim/numbers/torch/*.?pp", "properties/cache_sim/numbers/torch/*.cpp", "reference/models/hybrid/hybrid_config.cpp")
+WITH_STATES = ("sglang-no-buffer", "sglang-extra-buffer", "sglang-legacy", "marconi")
+WITHOUT = ("radix",)
+POLICIES = {f"{size}-{model}": policies for model, policies in (("nemotron-h", WITH_STATES), ("qwen3-next", WITH_STATES), ("deepseek-v3", WITHOUT),
+                                                               ("qwen3", WITHOUT), ("window", WITHOUT))
+            for size in ("tiny", "small") if (size, model) != ("tiny", "deepseek-v3")}  # the kernels have latents of one size
+WHOLE = [model for model in POLICIES if model.startswith("tiny")] + ["small-deepseek-v3"]  # play all traces, the others half
+UNMEASURED = ": not measured"
+PIECE = 125  # traces of one process
+PARTS_OF_FIXTURES = 12
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
+PARTS = ("tests", "traces", "fixtures", "defects", "sanitizer")
+
+
+def digest():
+    return static_kv.digest_of(path for pattern in PATTERNS for path in ROOT.glob(pattern))
+
+
+def is_short(trace):
+    """Whether no text of the trace has more than 5,000 tokens: a longer one takes minutes, token by token."""
+    return all(int(size) <= 5000 for size in re.findall(r"[ +=][a-z](\d+)", trace.read_text()))
+
+
+class Machine:
+    def __init__(self, results, environment):
+        self.results = results
+        self.built = pathlib.Path(os.environ.get("LOCKSTEP_BUILT", ROOT / "build/current")).resolve()
+        import torch  # its libraries are those that the programs need
+        libraries = pathlib.Path(torch.__file__).parent / "lib"
+        self.torch = torch
+        self.environment = os.environ | environment | {"LD_LIBRARY_PATH": f"{self.built}:{libraries}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
+
+    def run(self, name, words, program, before=(), **more):
+        """The exit status, what was printed, and the seconds; the log is NAME.log."""
+        began = time.monotonic()
+        ran = subprocess.run([*before, self.built / program, *words], env=self.environment | more, cwd=ROOT, text=True, capture_output=True)
+        said = ran.stdout + ran.stderr
+        (self.results / f"{name}.log").write_text(said)
+        return {"status": ran.returncode, "said": said, "seconds": round(time.monotonic() - began, 1)}
+
+    def tests(self, name, pattern, shard=0, shards=1, before=(), **more):
+        ran = self.run(name, [f"--gtest_filter={pattern}"], "lockstep_numbers_torch_tests", before, GTEST_TOTAL_SHARDS=str(shards),
+                       GTEST_SHARD_INDEX=str(shard), **more)
+        lines = lambda word: re.findall(rf"^\[ *{word} *\] (\S+) \(", ran["said"], re.M)  # noqa: E731
+        ended = re.search(r"^\[=+\] \d+ tests? from .* ran\.", ran["said"], re.M)
+        return {"passed": len(lines("OK")), "skipped": len(lines("SKIPPED")), "failed": lines("FAILED") + ([] if ended else [f"{name} did not end"]),
+                "said": ran["said"]}
+
+    def traces(self, model, policy, seed, traces):
+        name = f"{policy}.{model}.{seed}"
+        ran = self.run(name, ["explore", "--subject", policy, "--fidelity", "kernels", "--config", f"model={model}", "--traces", str(traces), "--seed",
+                              str(seed), "--no-shrink", "--timeout", "100s", "--out", str(self.results / name)], "lockstep-torch")
+        played = re.search(r"^(\d+) traces?, (\d+) operations", ran["said"], re.M)
+        return {"model": model, "policy": policy, "traces": int(played[1]) if played else 0, "operations": int(played[2]) if played else 0,
+                "seconds": ran["seconds"], "wrong": "" if ran["status"] == 0 and played else f"{name}: status {ran['status']}: {ran['said'].strip()[-300:]}"}
+
+    def fixtures(self, part):
+        """Every PARTS_OF_FIXTURES-th trace of the fixtures, under each model that it can have."""
+        folder = self.results / f"fixtures.{part}"
+        for entry in (ROOT / "fixtures").iterdir():
+            kept = sorted(filter(is_short, entry.iterdir()))[part::PARTS_OF_FIXTURES] if entry.name in ("traces", "regressions") else []
+            (folder / entry.name).mkdir(parents=True) if kept else folder.mkdir(exist_ok=True)
+            for one in kept:
+                (folder / entry.name / one.name).symlink_to(one)
+            if not kept:
+                (folder / entry.name).symlink_to(entry)
+        ran = self.run(f"fixtures.{part}", ["report", "--fidelity", "kernels", "--fixtures", str(folder), "--out", str(self.results / f"pages.{part}")],
+                       "lockstep-torch")
+        counted = re.search(r"(\d+) runs? more with the numbers", ran["said"])
+        return {"runs": int(counted[1]) if counted else 0, "wrong": "" if ran["status"] == 0 else f"fixtures {part}: status {ran['status']}: {ran['said'].strip()[-300:]}"}
+
+    def sanitizer(self, tool):
+        """The errors that a tool counts in the tests and in a search; -1 where it did not end."""
+        tool_words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
+        # Without LibTorch's cache each tensor has memory of its own; graphs need that cache.
+        tests = self.tests(f"{tool}.tests", "TensorsOnAGpu.ofARight*", before=tool_words, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+        search = self.run(f"{tool}.search", ["explore", "--subject", "sglang-no-buffer", "--fidelity", "kernels", "--config", "model=tiny-qwen3-next",
+                                             "--traces", "3", "--seed", "1", "--out", str(self.results / f"{tool}.found")], "lockstep-torch", tool_words)
+        counted = [re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", said) for said in (tests["said"], search["said"])]
+        return sum(int(one[1]) for one in counted) if all(counted) else -1
+
+
+@contextlib.contextmanager
+def shared_gpu():
+    """The environment in which several processes use one GPU at a time."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipe = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        control = ["nvidia-cuda-mps-control"]
+        subprocess.run([*control, "-d"], env=os.environ | pipe, check=True)
+        try:
+            yield pipe
+        finally:
+            subprocess.run(control, input="quit\n", text=True, env=os.environ | pipe)
+
+
+def measured(results, parts):
+    with shared_gpu() as pipe:
+        return measured_by(Machine(results, pipe), parts)
+
+
+def measured_by(machine, parts):
+    said = {"sources": digest(), "commit": evidence.commit_of(ROOT), "date": datetime.date.today().isoformat()}
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    said["gpu"], said["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0].split(", ")
+    said |= {"cuda": machine.torch.version.cuda, "torch": machine.torch.__version__}
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("LOCKSTEP_PROCESSES", 16))) as pool:
+        jobs = {part: [] for part in PARTS}
+        if "fixtures" in parts:
+            jobs["fixtures"] = [pool.submit(machine.fixtures, part) for part in range(PARTS_OF_FIXTURES)]
+        if "tests" in parts:
+            jobs["tests"].append(pool.submit(machine.tests, "tests", "TensorsOnAGpu.*"))
+        if "sanitizer" in parts:
+            jobs["sanitizer"] = [pool.submit(machine.sanitizer, tool) for tool in SANITIZERS]
+        if "traces" in parts:
+            for model, policies in sorted(POLICIES.items()):  # small ones take longer and come first
+                left = int(os.environ.get("LOCKSTEP_TRACES", 2000)) // (1 if model in WHOLE else 2)
+                for seed in range(1, -(-left // PIECE) + 1):
+                    jobs["traces"].append(pool.submit(machine.traces, model, policies[seed % len(policies)], seed, min(PIECE, left - PIECE * (seed - 1))))
+        if "defects" in parts:
+            shards = 16
+            for pattern in ("*movesTensorsToo*", "*givesNoWrongNumberUnderRightLabels*"):
+                jobs["defects"] += [pool.submit(machine.tests, f"defects.{len(pattern)}.{i}", pattern, i, shards) for i in range(shards)]
+        done = {part: [job.result() for job in some] for part, some in jobs.items()}
+    if done["tests"]:
+        said["tests"] = {key: value for key, value in done["tests"][0].items() if key != "said"}
+    if done["traces"]:
+        said["traces"] = {}
+        for one in done["traces"]:
+            sum_ = said["traces"].setdefault(one["model"], {"traces": 0, "operations": 0, "process seconds": 0, "policies": {}, "wrong": []})
+            sum_["traces"] += one["traces"]
+            sum_["operations"] += one["operations"]
+            sum_["process seconds"] = round(sum_["process seconds"] + one["seconds"], 1)
+            sum_["policies"][one["policy"]] = sum_["policies"].get(one["policy"], 0) + one["traces"]
+            sum_["wrong"] += [one["wrong"]] if one["wrong"] else []
+    if done["fixtures"]:
+        said["fixtures"] = {"runs": sum(one["runs"] for one in done["fixtures"]), "wrong": [one["wrong"] for one in done["fixtures"] if one["wrong"]]}
+    if done["defects"]:
+        said["defects"] = {"passed": sum(one["passed"] for one in done["defects"]), "failed": sorted(sum((one["failed"] for one in done["defects"]), []))}
+    if done["sanitizer"]:
+        said["sanitizer"] = dict(zip(SANITIZERS, done["sanitizer"]))
+    said["seconds"] = round(time.monotonic() - began)
+    return said
+
+
+def complaints(said):
+    """A sentence for each thing that is not as it must be."""
+    wrong = [f"{part}{UNMEASURED}" for part in PARTS if part not in said]
+    tests = said.get("tests", {"failed": [], "skipped": 0, "passed": 1})
+    wrong += [f"tests: {name} failed" for name in tests["failed"]]
+    wrong += ["tests: some were skipped or none ran"] if tests["skipped"] or not tests["passed"] else []
+    for model in POLICIES:
+        one = said.get("traces", {}).get(model, {"traces": 0, "wrong": []})
+        wrong += one["wrong"]
+        wanted = 2000 if model in WHOLE else 1000
+        wrong += [f"{model}: {one['traces']} of {wanted} traces"] if "traces" in said and one["traces"] < wanted else []
+    fixtures = said.get("fixtures", {"wrong": [], "runs": 1})
+    wrong += fixtures["wrong"] + ([] if fixtures["runs"] else ["fixtures: none was played"])
+    defects = said.get("defects", {"failed": [], "passed": 1})
+    wrong += [f"defects: {name} failed" for name in defects["failed"]] + ([] if defects["passed"] else ["defects: none was planted"])
+    return wrong + [f"{tool}: {count} errors" for tool, count in said.get("sanitizer", {}).items() if count != 0]
+
+
+def check(said, now):
+    older = ["its sources changed since it was measured: run reports/numbers_on_gpu.py run"] if said["sources"] != now else []
+    pending = str(said.get("pending", "")).strip()
+    return [one for one in complaints(said) + older if not (pending and (one in older or one.endswith(UNMEASURED)))]
+
+
+def selftest():
+    models = {model: {"traces": 2000, "wrong": []} for model in POLICIES}
+    sound = {"sources": "a", "tests": {"failed": [], "skipped": 0, "passed": 3}, "traces": models, "fixtures": {"runs": 9, "wrong": []},
+             "defects": {"failed": [], "passed": 9}, "sanitizer": {"memcheck": 0}}
+    short = {**models, "tiny-qwen3": {"traces": 1999, "wrong": []}}
+    for change, count in (({}, 0), ({"sources": "b"}, 1), ({"sources": "b", "pending": "why"}, 0), ({"pending": "why", "traces": short}, 1), ({"traces": short}, 1), ({"traces": {}}, len(models)),
+                          ({"tests": {"failed": ["x"], "skipped": 0, "passed": 2}}, 1), ({"tests": {"failed": [], "skipped": 1, "passed": 2}}, 1),
+                          ({"fixtures": {"runs": 0, "wrong": []}}, 1), ({"fixtures": {"runs": 9, "wrong": ["w"]}}, 1), ({"sanitizer": {"memcheck": -1}}, 1),
+                          ({"defects": {"failed": ["y"], "passed": 8}}, 1), ({"defects": {"failed": [], "passed": 0}}, 1)):
+        found = check({**sound, **change}, "a")
+        assert len(found) == count, (change, found)
+    for part in PARTS:
+        less = {key: value for key, value in sound.items() if key != part}
+        assert check(less, "a") and not check({**less, "pending": "why"}, "a"), part
+
+
+def main(words):
+    if words[:1] == ["run"] and len(words) >= 2 and set(words[2:]) <= set(PARTS):
+        results = pathlib.Path(words[1])
+        results.mkdir(parents=True, exist_ok=True)
+        said = measured(results.resolve(), words[2:] or PARTS)
+        (results / FILE.name).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+        wrong = [one for one in complaints(said) if not (words[2:] and one.endswith(UNMEASURED))]
+        print(json.dumps(said, ensure_ascii=False))
+        print("\n".join(wrong) or "everything is as it has to be")
+        return int(bool(wrong))
+    if words == ["check"]:
+        wrong = check(json.loads(FILE.read_text()), digest()) if FILE.is_file() else [f"there is no {FILE.relative_to(ROOT)}"]
+        print("\n".join(wrong) or "caches whose slots held tensors ran on a GPU from these sources, and nothing was wrong")
+        return int(bool(wrong))
+    if words == ["selftest"]:
+        selftest()
+        return 0
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
