@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# ctest: name=ranks.two_and_four_over_gloo labels=quick timeout=120 skip=77 python=torch args="{lockstep_torch_ops}"
+# ctest: name=ranks.two_and_four_over_gloo labels=quick timeout=600 skip=77 python=torch args="{lockstep_torch_ops}"
 """Ranks (kernels/torch/ranks.py) against one device: Gloo on CPUs, NCCL on GPUs.
 
     properties/kernels/torch/ranks_check.py build/cuda/liblockstep_torch.so [--device cuda]
@@ -7,7 +7,7 @@
 One device computes each rank's part in turn and adds the parts in the order of ranks. Two ranks give its bits, since a
 sum of two does not depend on the order; four are near it. The attention is torch.ops.lockstep.mla_layer. Each rank
 writes down a collective before it issues it, and the lists are compared: they must be the same. Planted defects must be
-found, and a group that waits for ever is ended after LIMIT seconds and its first difference is named.
+found, and a group that waits for ever is ended after LIMIT seconds without a word and its first difference is named.
 """
 
 import argparse
@@ -26,8 +26,9 @@ import torch.multiprocessing as mp
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[3] / "kernels/torch"))
 from ranks import Buckets, Ranks, data_parallel, layout, padding_of, tensor_parallel  # noqa: E402
 
-LIMIT = 6  # seconds that a group may take without ending
-WAIT = 3  # seconds that Gloo waits in a collective
+LIMIT = 10  # seconds that a group of which all ranks have begun may tell nothing
+START = 100  # seconds until all have begun
+WAIT = 5  # seconds that Gloo waits in a collective
 PAGE = 64
 
 
@@ -226,6 +227,12 @@ def compared(folder, size):
     return None
 
 
+def progress(folder):
+    """How many ranks have begun, and how much all of them have told."""
+    logs = list(pathlib.Path(folder).glob("*.log"))
+    return len(logs), sum(log.stat().st_size for log in logs) + len(list(pathlib.Path(folder).glob("*.end")))
+
+
 def group(size, device, ops, defect=None, limit=LIMIT):
     """Runs a group: what the lists differ in, what each rank said, and whether it was ended."""
     with tempfile.TemporaryDirectory() as folder:
@@ -233,9 +240,14 @@ def group(size, device, ops, defect=None, limit=LIMIT):
         ranks = [context.Process(target=worker, args=(rank, size, device, ops, folder, defect)) for rank in range(size)]
         for one in ranks:
             one.start()
-        end = time.monotonic() + limit
-        for one in ranks:
-            one.join(max(0, end - time.monotonic()))
+        said_last, began = (-1, -1), time.monotonic()
+        while any(one.is_alive() for one in ranks):
+            says = progress(folder)
+            if says != said_last:
+                said_last, began = says, time.monotonic()
+            if time.monotonic() - began > (limit if says[0] == size else START):
+                break
+            time.sleep(0.05)
         hung = [rank for rank, one in enumerate(ranks) if one.is_alive()]
         for one in ranks:
             one.kill()
