@@ -15,6 +15,7 @@ minutes on 16 cores. The processes share the GPU by NVIDIA's MPS, a daemon that 
 import concurrent.futures
 import contextlib
 import datetime
+import io
 import json
 import os
 import pathlib
@@ -37,7 +38,6 @@ WITHOUT = ("radix",)
 POLICIES = {f"{size}-{model}": policies for model, policies in (("nemotron-h", WITH_STATES), ("qwen3-next", WITH_STATES), ("deepseek-v3", WITHOUT),
                                                                ("qwen3", WITHOUT), ("window", WITHOUT))
             for size in ("tiny", "small") if (size, model) != ("tiny", "deepseek-v3")}  # the kernels have latents of one size
-WHOLE = [model for model in POLICIES if model.startswith("tiny")] + ["small-deepseek-v3"]  # play all traces, the others half
 UNMEASURED = ": not measured"
 PIECE = 125  # traces of one process
 PARTS_OF_FIXTURES = 12
@@ -47,6 +47,11 @@ PARTS = ("tests", "traces", "fixtures", "defects", "sanitizer")
 
 def digest():
     return static_kv.digest_of(path for pattern in PATTERNS for path in ROOT.glob(pattern))
+
+
+def traces_of(model, family=2000):
+    """How many traces a model plays: a family's, or half as many where a tiny model of the family plays these."""
+    return family if model.startswith("tiny") or model == "small-deepseek-v3" else family // 2
 
 
 def is_short(trace):
@@ -72,12 +77,13 @@ class Machine:
         return {"status": ran.returncode, "said": said, "seconds": round(time.monotonic() - began, 1)}
 
     def tests(self, name, pattern, shard=0, shards=1, before=(), **more):
-        ran = self.run(name, [f"--gtest_filter={pattern}"], "lockstep_numbers_torch_tests", before, GTEST_TOTAL_SHARDS=str(shards),
-                       GTEST_SHARD_INDEX=str(shard), **more)
-        lines = lambda word: re.findall(rf"^\[ *{word} *\] (\S+) \(", ran["said"], re.M)  # noqa: E731
-        ended = re.search(r"^\[=+\] \d+ tests? from .* ran\.", ran["said"], re.M)
-        return {"passed": len(lines("OK")), "skipped": len(lines("SKIPPED")), "failed": lines("FAILED") + ([] if ended else [f"{name} did not end"]),
-                "said": ran["said"]}
+        file = self.results / f"{name}.json"
+        self.run(name, [f"--gtest_filter={pattern}", f"--gtest_output=json:{file}"], "lockstep_numbers_torch_tests", before,
+                 GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(shard), **more)
+        if not file.is_file():
+            return {"passed": 0, "failed": [f"{name} did not end"], "skipped": []}
+        said = static_kv.tests_of(file)
+        return {key: said[key] for key in ("passed", "failed", "skipped")}
 
     def traces(self, model, policy, seed, traces):
         name = f"{policy}.{model}.{seed}"
@@ -90,13 +96,14 @@ class Machine:
     def fixtures(self, part):
         """Every PARTS_OF_FIXTURES-th trace of the fixtures, under each model that it can have."""
         folder = self.results / f"fixtures.{part}"
+        folder.mkdir()
         for entry in (ROOT / "fixtures").iterdir():
-            kept = sorted(filter(is_short, entry.iterdir()))[part::PARTS_OF_FIXTURES] if entry.name in ("traces", "regressions") else []
-            (folder / entry.name).mkdir(parents=True) if kept else folder.mkdir(exist_ok=True)
-            for one in kept:
-                (folder / entry.name / one.name).symlink_to(one)
-            if not kept:
+            if entry.name not in ("traces", "regressions"):
                 (folder / entry.name).symlink_to(entry)
+                continue
+            (folder / entry.name).mkdir()
+            for one in sorted(filter(is_short, entry.iterdir()))[part::PARTS_OF_FIXTURES]:
+                (folder / entry.name / one.name).symlink_to(one)
         ran = self.run(f"fixtures.{part}", ["report", "--fidelity", "kernels", "--fixtures", str(folder), "--out", str(self.results / f"pages.{part}")],
                        "lockstep-torch")
         counted = re.search(r"(\d+) runs? more with the numbers", ran["said"])
@@ -106,15 +113,17 @@ class Machine:
         """The errors that a tool counts in the tests and in a search; -1 where it did not end."""
         tool_words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
         # Racecheck takes a hundred times as long as the others, and sees the smallest test.
+        logs = [f"{tool}.tests"]
         if tool == "racecheck":
-            said = [self.tests(f"{tool}.tests", "TensorsOnAGpu.ofALayer*", before=tool_words)["said"]]
+            self.tests(logs[0], "TensorsOnAGpu.ofALayer*", before=tool_words)
         else:
             # Without LibTorch's cache each tensor has memory of its own; graphs need that cache.
-            said = [self.tests(f"{tool}.tests", "TensorsOnAGpu.ofARight*", before=tool_words, PYTORCH_NO_CUDA_MEMORY_CACHING="1")["said"],
-                    self.run(f"{tool}.search", ["explore", "--subject", "sglang-no-buffer", "--fidelity", "kernels", "--config", "model=tiny-qwen3-next",
-                                                "--traces", "3", "--seed", "1", "--out", str(self.results / f"{tool}.found")], "lockstep-torch", tool_words)["said"]]
-        counted = [re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", one) for one in said]
-        return sum(int(one[1]) for one in counted) if all(counted) else -1
+            self.tests(logs[0], "TensorsOnAGpu.ofARight*", before=tool_words, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+            logs.append(f"{tool}.search")
+            self.run(logs[1], ["explore", "--subject", "sglang-no-buffer", "--fidelity", "kernels", "--config", "model=tiny-qwen3-next", "--traces", "3",
+                               "--seed", "1", "--out", str(self.results / f"{tool}.found")], "lockstep-torch", tool_words)
+        counted = [static_kv.summary(self.results / f"{log}.log", r"(?:ERROR|RACECHECK) SUMMARY: (\d+)") for log in logs]
+        return -1 if -1 in counted else sum(counted)
 
 
 @contextlib.contextmanager
@@ -130,16 +139,9 @@ def shared_gpu():
             subprocess.run(control, input="quit\n", text=True, env=os.environ | pipe)
 
 
-def measured(results, parts):
-    with shared_gpu() as pipe:
-        return measured_by(Machine(results, pipe), parts)
-
-
-def measured_by(machine, parts):
+def measured(machine, parts):
     said = {"sources": digest(), "commit": evidence.commit_of(ROOT), "date": datetime.date.today().isoformat()}
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    said["gpu"], said["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0].split(", ")
-    said |= {"cuda": machine.torch.version.cuda, "torch": machine.torch.__version__}
+    said |= static_kv.card() | {"cuda": machine.torch.version.cuda, "torch": machine.torch.__version__}
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("LOCKSTEP_PROCESSES", 16))) as pool:
         jobs = {part: [] for part in PARTS}
@@ -151,16 +153,16 @@ def measured_by(machine, parts):
             jobs["sanitizer"] = [pool.submit(machine.sanitizer, tool) for tool in SANITIZERS]
         if "traces" in parts:
             for model, policies in sorted(POLICIES.items()):  # small ones take longer and come first
-                left = int(os.environ.get("LOCKSTEP_TRACES", 2000)) // (1 if model in WHOLE else 2)
-                for seed in range(1, -(-left // PIECE) + 1):
-                    jobs["traces"].append(pool.submit(machine.traces, model, policies[seed % len(policies)], seed, min(PIECE, left - PIECE * (seed - 1))))
+                traces = traces_of(model, int(os.environ.get("LOCKSTEP_TRACES", 2000)))
+                for seed, begin in enumerate(range(0, traces, PIECE), 1):
+                    jobs["traces"].append(pool.submit(machine.traces, model, policies[seed % len(policies)], seed, min(PIECE, traces - begin)))
         if "defects" in parts:
             shards = 16
             for pattern in ("*movesTensorsToo*", "*givesNoWrongNumberUnderRightLabels*"):
                 jobs["defects"] += [pool.submit(machine.tests, f"defects.{len(pattern)}.{i}", pattern, i, shards) for i in range(shards)]
         done = {part: [job.result() for job in some] for part, some in jobs.items()}
     if done["tests"]:
-        said["tests"] = {key: value for key, value in done["tests"][0].items() if key != "said"}
+        said["tests"] = done["tests"][0]
     if done["traces"]:
         said["traces"] = {}
         for one in done["traces"]:
@@ -173,7 +175,8 @@ def measured_by(machine, parts):
     if done["fixtures"]:
         said["fixtures"] = {"runs": sum(one["runs"] for one in done["fixtures"]), "wrong": [one["wrong"] for one in done["fixtures"] if one["wrong"]]}
     if done["defects"]:
-        said["defects"] = {"passed": sum(one["passed"] for one in done["defects"]), "failed": sorted(sum((one["failed"] for one in done["defects"]), []))}
+        said["defects"] = {"passed": sum(one["passed"] for one in done["defects"])}
+        said["defects"] |= {key: sorted(name for one in done["defects"] for name in one[key]) for key in ("failed", "skipped")}
     if done["sanitizer"]:
         said["sanitizer"] = dict(zip(SANITIZERS, done["sanitizer"]))
     said["seconds"] = round(time.monotonic() - began)
@@ -183,18 +186,17 @@ def measured_by(machine, parts):
 def complaints(said):
     """A sentence for each thing that is not as it must be."""
     wrong = [f"{part}{UNMEASURED}" for part in PARTS if part not in said]
-    tests = said.get("tests", {"failed": [], "skipped": 0, "passed": 1})
-    wrong += [f"tests: {name} failed" for name in tests["failed"]]
-    wrong += ["tests: some were skipped or none ran"] if tests["skipped"] or not tests["passed"] else []
-    for model in POLICIES:
-        one = said.get("traces", {}).get(model, {"traces": 0, "wrong": []})
+    for part in ("tests", "defects"):
+        if part in said:
+            wrong += [f"{part}: {name} failed" for name in said[part]["failed"]]
+            wrong += [f"{part}: some were skipped or none ran"] if said[part].get("skipped") or not said[part]["passed"] else []
+    for model in POLICIES if "traces" in said else ():
+        one = said["traces"].get(model, {"traces": 0, "wrong": []})
         wrong += one["wrong"]
-        wanted = 2000 if model in WHOLE else 1000
-        wrong += [f"{model}: {one['traces']} of {wanted} traces{UNMEASURED}"] if "traces" in said and one["traces"] < wanted else []
-    fixtures = said.get("fixtures", {"wrong": [], "runs": 1})
-    wrong += fixtures["wrong"] + ([] if fixtures["runs"] else ["fixtures: none was played"])
-    defects = said.get("defects", {"failed": [], "passed": 1})
-    wrong += [f"defects: {name} failed" for name in defects["failed"]] + ([] if defects["passed"] else ["defects: none was planted"])
+        if one["traces"] < traces_of(model):
+            wrong.append(f"{model}: {one['traces']} of {traces_of(model)} traces{UNMEASURED}")
+    if "fixtures" in said:
+        wrong += said["fixtures"]["wrong"] or ([] if said["fixtures"]["runs"] else ["fixtures: none was played"])
     return wrong + [f"{tool}: {count} errors" for tool, count in said.get("sanitizer", {}).items() if count != 0]
 
 
@@ -206,25 +208,29 @@ def check(said, now):
 
 def selftest():
     models = {model: {"traces": 2000, "wrong": []} for model in POLICIES}
-    sound = {"sources": "a", "tests": {"failed": [], "skipped": 0, "passed": 3}, "traces": models, "fixtures": {"runs": 9, "wrong": []},
-             "defects": {"failed": [], "passed": 9}, "sanitizer": {"memcheck": 0}}
+    sound = {"sources": "a", "tests": {"failed": [], "skipped": [], "passed": 3}, "traces": models, "fixtures": {"runs": 9, "wrong": []},
+             "defects": {"failed": [], "skipped": [], "passed": 9}, "sanitizer": {"memcheck": 0}}
     short = {**models, "tiny-qwen3": {"traces": 1999, "wrong": []}}
     for change, count in (({}, 0), ({"sources": "b"}, 1), ({"sources": "b", "pending": "why"}, 0), ({"pending": "why", "traces": short}, 0), ({"traces": short}, 1), ({"traces": {}}, len(models)),
-                          ({"tests": {"failed": ["x"], "skipped": 0, "passed": 2}}, 1), ({"tests": {"failed": [], "skipped": 1, "passed": 2}}, 1),
+                          ({"tests": {"failed": ["x"], "skipped": [], "passed": 2}}, 1), ({"tests": {"failed": [], "skipped": ["x"], "passed": 2}}, 1),
                           ({"fixtures": {"runs": 0, "wrong": []}}, 1), ({"fixtures": {"runs": 9, "wrong": ["w"]}}, 1), ({"sanitizer": {"memcheck": -1}}, 1),
-                          ({"defects": {"failed": ["y"], "passed": 8}}, 1), ({"defects": {"failed": [], "passed": 0}}, 1)):
+                          ({"defects": {"failed": ["y"], "skipped": [], "passed": 8}}, 1), ({"defects": {"failed": [], "skipped": [], "passed": 0}}, 1)):
         found = check({**sound, **change}, "a")
         assert len(found) == count, (change, found)
     for part in PARTS:
         less = {key: value for key, value in sound.items() if key != part}
         assert check(less, "a") and not check({**less, "pending": "why"}, "a"), part
+    for words in ([], ["--help"], ["run"], ["run", "--help"], ["run", "results", "nothing"]):  # none of them starts a measurement
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            assert main(words) == 2 and said.getvalue().startswith("Random traces"), words
 
 
 def main(words):
-    if words[:1] == ["run"] and len(words) >= 2 and set(words[2:]) <= set(PARTS):
+    if words[:1] == ["run"] and len(words) >= 2 and not words[1].startswith("-") and set(words[2:]) <= set(PARTS):
         results = pathlib.Path(words[1])
         results.mkdir(parents=True, exist_ok=True)
-        said = measured(results.resolve(), words[2:] or PARTS)
+        with shared_gpu() as pipe:
+            said = measured(Machine(results.resolve(), pipe), words[2:] or PARTS)
         (results / FILE.name).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
         wrong = [one for one in complaints(said) if not (words[2:] and one.endswith(UNMEASURED))]
         print(json.dumps(said, ensure_ascii=False))

@@ -54,13 +54,17 @@ def digest_of(paths):
     return whole.hexdigest()[:16]
 
 
-def machine():
+def card():
     words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    gpu, driver = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip().split(", ")
+    gpu, driver = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(", ")
+    return {"gpu": gpu, "driver": driver}
+
+
+def machine():
     code = "import torch, transformers; print(torch.version.cuda, torch.__version__, transformers.__version__)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     cuda, torch, transformers = said.split()[-3:]
-    return {"gpu": gpu, "driver": driver, "cuda": cuda, "torch": torch, "transformers": transformers}
+    return card() | {"cuda": cuda, "torch": torch, "transformers": transformers}
 
 
 def tests_of(file):
