@@ -1,12 +1,14 @@
 #include "properties/support/fidelity.hpp"
 
-#include <map>
+#include <filesystem>
 #include <memory>
+#include <sstream>
 
 #include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/numbers/number_blocks.hpp"
 #include "cache_sim/numbers/number_state.hpp"
 #include "cache_sim/numbers/placed_model.hpp"
+#include "properties/support/program.hpp"
 #include "properties/support/search.hpp"
 #include "reference/base/registry.hpp"
 
@@ -96,6 +98,14 @@ std::vector<std::string> defects_with_numbers() {
     if (Registry<PolicyEntry>::find(name.substr(0, name.find(':')))->tells_forwards)
       names.push_back(name);
   return names;
+}
+
+std::map<std::string, std::string> rows_of_defects() {
+  std::map<std::string, std::string> rows;
+  std::istringstream text(read_text(std::filesystem::path(LOCKSTEP_SOURCE_DIR) /
+                                    "properties/cache_sim/numbers/defects.txt"));
+  for (std::string name, row; text >> name >> row;) rows[name] = row;
+  return rows;
 }
 
 std::vector<std::string> models_of(const std::string& policy) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,13 @@ cache_sim::ExploreOutcome searched_with_numbers(cache_sim::RunOptions run,
 /// The policies whose slots can hold numbers, and the defects of these.
 std::vector<std::string> policies_with_numbers();
 std::vector<std::string> defects_with_numbers();
+
+/// By defect, its row in properties/cache_sim/numbers/defects.txt: `number` where numbers alone
+/// find the defect, so a forward reads what it spoils; `-` where it loses or keeps memory, locks,
+/// an order or reuse, which the auditor or the oracle finds, where the damaged policy stops itself
+/// first, or where so few traces do not read what it spoils; `endless` where no auditor stops the
+/// damaged policy; `rowless` where it tells no row of what it spoils.
+std::map<std::string, std::string> rows_of_defects();
 
 /// The models that a policy can have.
 std::vector<std::string> models_of(const std::string& policy);

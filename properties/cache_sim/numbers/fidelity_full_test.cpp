@@ -2,9 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -42,29 +39,17 @@ TEST(Fidelity, ofReferenceChangesNoFindingOfAnyFixture) {
   EXPECT_EQ(run.status, kExitPass) << run.out;
 }
 
-/// The rows of defects.txt: `number` where numbers alone find the defect, so a forward reads what
-/// it spoils; `-` where it loses or keeps memory, locks, an order or reuse, which the auditor or
-/// the oracle finds, where the damaged policy stops itself first, or where so few traces do not
-/// read what it spoils; `endless` where no auditor stops the damaged policy.
-std::map<std::string, std::string> rows_of_defects() {
-  std::map<std::string, std::string> rows;
-  std::istringstream text(testing_support::read_text(std::filesystem::path(LOCKSTEP_SOURCE_DIR) /
-                                                     "properties/cache_sim/numbers/defects.txt"));
-  for (std::string name, row; text >> name >> row;) rows[name] = row;
-  return rows;
-}
-
 class EveryDefectWithNumbers : public testing::TestWithParam<std::string> {};
 
 TEST_P(EveryDefectWithNumbers, hasItsRowInTheMatrix) {
-  const std::string row = rows_of_defects()[GetParam()];
+  const std::string row = testing_support::rows_of_defects()[GetParam()];
   if (row == "endless" || row == "rowless") return;
   EXPECT_EQ(testing_support::row_of_matrix(GetParam()), row);
 }
 
 // Labels explain each mistake of a cache.
 TEST_P(EveryDefectWithNumbers, givesNoWrongNumberUnderRightLabels) {
-  const std::string row = rows_of_defects()[GetParam()];
+  const std::string row = testing_support::rows_of_defects()[GetParam()];
   if (row == "endless" || row == "rowless") return;
   EXPECT_EQ(testing_support::number_that_labels_call_right(GetParam()), "");
 }
@@ -75,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(Each, EveryDefectWithNumbers,
 
 TEST(DefectsWithNumbers, haveNoRowTooMany) {
   const std::vector<std::string> all = testing_support::defects_with_numbers();
-  for (const auto& [name, row] : rows_of_defects())
+  for (const auto& [name, row] : testing_support::rows_of_defects())
     EXPECT_NE(std::find(all.begin(), all.end(), name), all.end()) << name;
 }
 

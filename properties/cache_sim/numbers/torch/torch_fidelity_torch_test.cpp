@@ -2,10 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -35,9 +33,10 @@ std::vector<std::string> policies_with_slots() {
 
 std::vector<std::string> defects_with_slots() {
   std::vector<std::string> names = testing_support::defects_with_numbers();
-  std::erase(names, "edge-llm:takes-padding");  // its row in defects.txt is `rowless`
-  std::erase_if(names,
-                [](const std::string& name) { return !has_slots(name.substr(0, name.find(':'))); });
+  std::map<std::string, std::string> rows = testing_support::rows_of_defects();
+  std::erase_if(names, [&](const std::string& name) {
+    return rows[name] == "rowless" || !has_slots(name.substr(0, name.find(':')));
+  });
   return names;
 }
 
@@ -120,8 +119,6 @@ const Registration<FidelityEntry> kTensorsAlone{
 /// The defects of defects.txt that move a number in double.
 std::vector<std::string> defects_of_numbers() {
   std::vector<std::string> names;
-  std::istringstream text(testing_support::read_text(std::filesystem::path(LOCKSTEP_SOURCE_DIR) /
-                                                     "properties/cache_sim/numbers/defects.txt"));
   const auto is_left_out = [](const std::string& name) {
     if (!has_slots(name.substr(0, name.find(':')))) return true;
     // 900 traces do not show misses-swap here; in double they do.
@@ -132,7 +129,7 @@ std::vector<std::string> defects_of_numbers() {
       if (name.find(of_rings) != std::string::npos) return true;  // tensors keep no rings
     return false;
   };
-  for (std::string name, row; text >> name >> row;)
+  for (const auto& [name, row] : testing_support::rows_of_defects())
     if (row == "number" && !is_left_out(name)) names.push_back(name);
   return names;
 }
