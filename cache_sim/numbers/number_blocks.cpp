@@ -16,42 +16,19 @@ using reference::HybridPart;
 using reference::HybridRow;
 using reference::HybridTake;
 
-namespace {
-
-/// Tokens that the convolution of a unit sees; 0 where it has none.
-std::size_t conv_width(const reference::HybridUnit& unit) {
-  if (const auto* const mamba = std::get_if<reference::MambaUnit>(&unit.kind))
-    return static_cast<std::size_t>(mamba->width);
-  if (const auto* const delta = std::get_if<reference::DeltaNetUnit>(&unit.kind))
-    return static_cast<std::size_t>(delta->width);
-  return 0;
-}
-
-std::int64_t most_tokens_of(const BlockGroups& pool) {
-  std::int64_t most = 1;
-  for (const GroupSpec& group : pool.groups)
-    if (!is_state(group.kind)) most = std::max(most, group.block);
-  return most;
-}
-
-}  // namespace
-
 NumberBlocks::NumberBlocks(std::shared_ptr<Truth> truth, const PlacedModel& placed,
                            const BlockGroups& pool, bool beside_labels)
     : truth_(std::move(truth)),
       model_(truth_->model()),
       beside_labels_(beside_labels),
       drafts_(static_cast<std::size_t>(pool.drafts)),
-      most_tokens_(static_cast<std::size_t>(most_tokens_of(pool))),
       groups_(pool.groups),
       layers_(layers_of(placed)),
       block_size_(laid_out(pool)),
       block_count_(static_cast<std::size_t>(pool.blocks)),
       blocks_(block_count_ * block_size_),
       used_(block_count_),
-      open_kv_(block_count_),
-      open_state_(block_count_),
-      open_place_(block_count_ * most_tokens_) {}
+      open_blocks_(pool) {}
 
 /// The units that keep something, in their order.
 std::vector<NumberBlocks::Layer> NumberBlocks::layers_of(const PlacedModel& placed) const {
@@ -61,7 +38,7 @@ std::vector<NumberBlocks::Layer> NumberBlocks::layers_of(const PlacedModel& plac
     if (layers.empty() || layers.back().unit != part.unit)
       layers.push_back({.unit = part.unit,
                         .group = placed.groups[unit],
-                        .width = conv_width(placed.config.units[unit])});
+                        .width = static_cast<std::size_t>(conv_width(placed.config.units[unit]))});
     Layer& layer = layers.back();
     const std::string_view name = part.name;
     if (name == "KV")
@@ -183,73 +160,14 @@ void NumberBlocks::store_conv_row(const Layer& layer, BlockId target, std::size_
 // --- Rows ----------------------------------------------------------------------------------------
 
 void NumberBlocks::forward(const BlockRow& row) {
-  if (row.start < 0 || row.start >= row.end || row.end > std::int64_t{row.tokens.size()}) {
-    findings_.push_back({FindingKind::out_of_range,
-                         fmt::format("a row computes tokens {} to {} of {}", row.start, row.end,
-                                     row.tokens.text(60)),
-                         "tokens that it has", "others"});
+  if (std::optional<Finding> wrong = outside_of_tokens(row)) {
+    findings_.push_back(std::move(*wrong));
     return;
   }
-  if (shares(row)) run();
-  mark(row);
+  if (open_blocks_.shares(row)) run();
+  open_blocks_.mark(row);
   if (rows_.size() == open_) rows_.emplace_back();
   open(row, rows_[open_++]);
-}
-
-namespace {
-
-/// Calls act(block, first place, end place) for the columns of tokens [first, end), null blocks
-/// left out.
-template <class Act>
-void for_columns(const BlockKv& kv, std::int64_t first, std::int64_t end, const Act& act) {
-  for (std::int64_t at = first; at < end; at = (at / kv.size + 1) * kv.size) {
-    const std::int64_t column = at / kv.size;
-    const BlockId number = block_at(kv.columns, column);
-    const std::int64_t last = std::min(end, (column + 1) * kv.size);
-    if (number != kNullBlock) act(number, at - column * kv.size, last - column * kv.size);
-  }
-}
-
-/// Calls act(block) for the blocks that a row writes states to.
-template <class Act>
-void for_stores(const BlockRow& row, const BlockStates& states, const Act& act) {
-  for (const BlockStates::Store& one : states.stores)
-    if (one.block != kNullBlock) act(one.block);
-  if (row.verifies && states.conv != kNullBlock) act(states.conv);
-}
-
-}  // namespace
-
-/// Whether the row has to run after those of the batch.
-bool NumberBlocks::shares(const BlockRow& row) const {
-  bool found = false;
-  for (const BlockKv& kv : row.kv) {
-    for_columns(kv, kv.first, row.end, [&](BlockId number, std::int64_t, std::int64_t) {
-      found = found || open_state_[number] == batch_;
-    });
-    for_columns(kv, row.start, row.end, [&](BlockId number, std::int64_t first, std::int64_t end) {
-      for (std::int64_t place = first; place < end; ++place)
-        found = found || open_place_[place_index(number, place)] == batch_;
-    });
-  }
-  for (const BlockStates& states : row.states) {
-    for (const BlockId number : {states.recurrent, states.conv})
-      if (!states.from_nothing && number != kNullBlock)
-        found = found || open_state_[number] == batch_ || open_kv_[number] == batch_;
-    for_stores(row, states, [&](BlockId number) { found = found || open_kv_[number] == batch_; });
-  }
-  return found;
-}
-
-void NumberBlocks::mark(const BlockRow& row) {
-  for (const BlockKv& kv : row.kv)
-    for_columns(kv, kv.first, row.end, [&](BlockId number, std::int64_t first, std::int64_t end) {
-      open_kv_[number] = batch_;
-      for (std::int64_t place = first; place < end; ++place)
-        open_place_[place_index(number, place)] = batch_;
-    });
-  for (const BlockStates& states : row.states)
-    for_stores(row, states, [&](BlockId number) { open_state_[number] = batch_; });
 }
 
 /// Keeps what the row says.
@@ -262,12 +180,7 @@ void NumberBlocks::open(const BlockRow& row, OpenRow& kept) {
   kept.tokens.clear();
   for (std::uint32_t i = kept.begin; i < kept.end; ++i) kept.tokens.push_back(row.tokens[i]);
   kept.states.assign(row.states.begin(), row.states.end());
-  kept.sizes.clear();
-  for (const BlockStates& states : row.states)
-    for (const BlockStates::Store& one : states.stores)
-      if (!kept.verifies && one.block != kNullBlock) kept.sizes.push_back(one.size);
-  std::ranges::sort(kept.sizes);
-  kept.sizes.erase(std::unique(kept.sizes.begin(), kept.sizes.end()), kept.sizes.end());
+  kept.sizes = sizes_stored(row);
   place_kv(row, kept);
 }
 
@@ -319,7 +232,7 @@ void NumberBlocks::read_state(const Layer& layer, BlockId recurrent, BlockId con
 void NumberBlocks::run() {
   const std::size_t count = std::exchange(open_, 0);
   if (count == 0) return;
-  ++batch_;
+  open_blocks_.close();
   const std::size_t size = model_.state_size();
   std::size_t sampled = 0, slots = count;
   for (std::size_t i = 0; i < count; ++i) slots += rows_[i].sizes.size();

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "cache_sim/model/fidelity.hpp"
+#include "cache_sim/numbers/open_blocks.hpp"
 #include "cache_sim/numbers/placed_model.hpp"
 #include "cache_sim/numbers/truth.hpp"
 #include "reference/base/finding.hpp"
@@ -78,11 +79,6 @@ class NumberBlocks final : public NumberedBlocks {
   std::span<double> block(BlockId number);
   double* kv_in(BlockId number, const Layer& layer, std::int64_t place);
   double* conv_row(BlockId number, const Layer& layer, std::size_t row);
-  std::size_t place_index(BlockId number, std::int64_t place) const {
-    return number * most_tokens_ + static_cast<std::size_t>(place);
-  }
-  bool shares(const BlockRow& row) const;
-  void mark(const BlockRow& row);
   void open(const BlockRow& row, OpenRow& kept);
   void place_kv(const BlockRow& row, OpenRow& kept);
   void run();
@@ -101,16 +97,14 @@ class NumberBlocks final : public NumberedBlocks {
   std::shared_ptr<Truth> truth_;
   const reference::HybridModel& model_;
   bool beside_labels_;
-  std::size_t drafts_, most_tokens_;  // of a block
+  std::size_t drafts_;
   std::vector<GroupSpec> groups_;
   std::vector<Layer> layers_;  // in the order of units
   std::size_t block_size_;     // doubles
   std::size_t block_count_;
   ZeroedArray<double> blocks_;
   ZeroedArray<char> used_;  // by block; 0: not yet poisoned
-  // The batch in which an open row has this block for KV, stores a state in it, has this place.
-  ZeroedArray<std::uint32_t> open_kv_, open_state_, open_place_;
-  std::uint32_t batch_ = 1;
+  OpenBlocks open_blocks_;
   std::vector<OpenRow> rows_;
   std::size_t open_ = 0;               // of rows_
   std::vector<std::uint32_t> places_;  // 0, 1, 2, …

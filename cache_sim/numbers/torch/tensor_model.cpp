@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "cache_sim/numbers/torch/tensor_call.hpp"
@@ -72,15 +73,20 @@ struct Round {
 
 struct PackedRow {
   const TensorRow* row;
-  std::int64_t first;                             ///< token of the batch
-  std::vector<std::vector<std::uint32_t>> paths;  ///< by draft of a tree, the places that it sees
+  std::int64_t first;                            ///< token of the batch
+  std::vector<std::vector<std::int64_t>> paths;  ///< by draft of a tree, the places that it sees
 
-  /// The places that token i of the row sees, itself included.
-  std::vector<std::uint32_t> seen_by(std::int64_t i) const {
+  /// The places that token i of the row sees, itself included, the last `most` alone.
+  std::vector<std::int64_t> seen_by(std::int64_t i, std::int64_t most) const {
     const std::int64_t draft = i - row->inputs();
-    if (0 <= draft && draft < row->drafts && !paths.empty())
-      return paths[static_cast<std::size_t>(draft)];
-    return {row->kv.begin(), row->kv.begin() + row->begin + i + 1};
+    if (0 <= draft && draft < row->drafts && !paths.empty()) {
+      const std::vector<std::int64_t>& path = paths[static_cast<std::size_t>(draft)];
+      return {path.end() - std::min(most, std::ssize(path)), path.end()};
+    }
+    const std::int64_t end = row->begin + i + 1;
+    std::vector<std::int64_t> places(static_cast<std::size_t>(std::min(most, end)));
+    std::iota(places.begin(), places.end(), end - std::ssize(places));
+    return places;
   }
 };
 
@@ -129,11 +135,14 @@ void pack(Packed& all, const TensorRow& row) {
                              : all.places[static_cast<std::size_t>(all.tokens + parent)] + 1);
   for (std::int64_t draft = 0; draft < row.drafts && !row.parents.empty(); ++draft) {
     const std::int64_t parent = row.parents[static_cast<std::size_t>(draft)];
-    std::vector<std::uint32_t> path =
-        parent == 0
-            ? std::vector<std::uint32_t>(row.kv.begin(), row.kv.begin() + row.begin + row.inputs())
-            : packed.paths[static_cast<std::size_t>(parent - 1)];
-    path.push_back(row.kv[static_cast<std::size_t>(row.begin + row.inputs() + draft)]);
+    std::vector<std::int64_t> path;
+    if (parent > 0) {
+      path = packed.paths[static_cast<std::size_t>(parent - 1)];
+    } else {
+      path.resize(static_cast<std::size_t>(row.begin + row.inputs()));
+      std::iota(path.begin(), path.end(), 0);
+    }
+    path.push_back(row.begin + row.inputs() + draft);
     packed.paths.push_back(std::move(path));
   }
   all.tokens += row.size();
@@ -206,8 +215,7 @@ Tensor written(const Packed& batch, std::size_t layer) {
   for (const PackedRow& packed : batch.rows)
     for (std::int64_t i = 0; i < packed.row->size(); ++i) {
       const TensorRow& row = *packed.row;
-      const std::uint32_t slot = row.kv[static_cast<std::size_t>(row.begin + i)];
-      slots.push_back(row.writes_kv ? static_cast<std::int32_t>(row.kv_slot(slot, layer))
+      slots.push_back(row.writes_kv ? static_cast<std::int32_t>(row.kv_at(row.begin + i, layer))
                                     : row.no_slot);
     }
   return int_list(slots);
@@ -218,14 +226,14 @@ Tensor written(const Packed& batch, std::size_t layer) {
 /// `alone`.
 SeenSlots seen_in(const Packed& batch, std::size_t layer, std::int64_t window, bool alone,
                   std::int64_t width) {
-  std::vector<std::vector<std::uint32_t>> all;
+  std::vector<std::vector<std::int32_t>> all;
   std::vector<std::int32_t> lengths, starts;
+  const std::int64_t most = window > 0 ? window : std::numeric_limits<std::int64_t>::max();
   const auto add = [&](const PackedRow& packed, std::int64_t first, std::int64_t count) {
-    std::vector<std::uint32_t>& seen = all.emplace_back();
-    if (!packed.row->is_padding) seen = packed.seen_by(first + count - 1);
-    if (window > 0 && static_cast<std::int64_t>(seen.size()) > window)
-      seen.erase(seen.begin(), seen.end() - window);
-    for (std::uint32_t& slot : seen) slot = packed.row->kv_slot(slot, layer);
+    std::vector<std::int32_t>& seen = all.emplace_back();
+    if (!packed.row->is_padding)
+      for (const std::int64_t place : packed.seen_by(first + count - 1, most))
+        seen.push_back(static_cast<std::int32_t>(packed.row->kv_at(place, layer)));
     width = std::max(width, static_cast<std::int64_t>(seen.size()));
     lengths.push_back(static_cast<std::int32_t>(seen.size()));
     starts.push_back(static_cast<std::int32_t>(packed.first + first));
@@ -615,9 +623,9 @@ bool is_plain_decode(const TensorRow& row) {
 
 /// Columns of the tables of slots: a power of two, so that rows of many lengths share a bucket.
 std::int64_t table_width(std::span<const TensorRow* const> rows) {
-  std::size_t longest = 16;
-  for (const TensorRow* const row : rows) longest = std::max(longest, row->kv.size());
-  return static_cast<std::int64_t>(std::bit_ceil(longest));
+  std::int64_t longest = 16;
+  for (const TensorRow* const row : rows) longest = std::max(longest, row->begin + row->size());
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(longest)));
 }
 
 }  // namespace
@@ -704,6 +712,9 @@ const std::vector<PoolPart>& TensorModel::parts() const {
 }
 at::Device TensorModel::device() const {
   return inside_->layers->device();
+}
+at::ScalarType TensorModel::activations() const {
+  return inside_->activations;
 }
 bool TensorModel::has_states() const {
   return inside_->has_states;

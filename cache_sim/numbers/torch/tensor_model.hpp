@@ -50,6 +50,8 @@ struct TensorRow {
   std::vector<std::uint64_t> tokens{};  ///< not empty; the drafts, then the padding, come last
   std::int64_t begin = 0;
   std::vector<std::uint32_t> kv{};  ///< by place, [begin + tokens]
+  /// Instead of `kv`, slots of each layer's own: by layer with KV, by place.
+  std::vector<std::vector<std::uint32_t>> kv_by_layer{};
   bool writes_kv = true;
   std::int64_t drafts = 0, padding = 0;
   bool verifies = false;
@@ -72,6 +74,10 @@ struct TensorRow {
   }
   std::uint32_t kv_slot(std::uint32_t slot, std::size_t layer) const {
     return slot + (kv_layers.empty() ? 0 : kv_layers[layer]);
+  }
+  std::uint32_t kv_at(std::int64_t place, std::size_t layer) const {
+    const auto at = static_cast<std::size_t>(place);
+    return kv_by_layer.empty() ? kv_slot(kv[at], layer) : kv_by_layer[layer][at];
   }
   /// Of a verification, by token of the row: the token that it follows; -1 for the first one.
   std::vector<std::int32_t> tree() const;
@@ -102,6 +108,7 @@ struct TensorMemory {
 
   struct Bucket;
   TensorPools pools;
+  at::Tensor blocks{};  ///< of a block cache, what pools of KV are views of
   std::map<std::pair<std::size_t, std::int64_t>, std::shared_ptr<Bucket>> buckets{};
   std::int64_t replays = 0;
 };
@@ -118,6 +125,7 @@ class TensorModel {
   const reference::HybridConfig& config() const;
   const std::vector<PoolPart>& parts() const;
   at::Device device() const;
+  at::ScalarType activations() const;
   bool has_states() const;
 
   /// Pools of NaN.

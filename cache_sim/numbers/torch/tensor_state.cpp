@@ -1,13 +1,9 @@
 #include "cache_sim/numbers/torch/tensor_state.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
-#include <limits>
 #include <utility>
 
 #include "cache_sim/numbers/compared.hpp"
-#include "cache_sim/numbers/torch/judged_calls.hpp"
 #include "cache_sim/numbers/torch/tensor_call.hpp"
 #include "cache_sim/numbers/wrong_numbers.hpp"
 #include "reference/base/require.hpp"
@@ -17,53 +13,6 @@ namespace lockstep::cache_sim {
 using at::Tensor;
 
 namespace {
-
-constexpr std::int64_t kAllJudged = 4, kOneJudgedIn = 16;  // forwards
-constexpr std::int64_t kMostJudged = 1 << 14;  // numbers of activations: definitions are slow
-constexpr std::uint32_t kQuietNan = 0x7FC00000u;
-
-Tensor bits_of(const Tensor& x) {
-  return x.view(x.element_size() == 2 ? at::kShort : at::kInt);
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  return at::equal(bits_of(a.contiguous()), bits_of(b.contiguous()));
-}
-
-void poison(const Tensor& slot, std::uint32_t number) {
-  if (slot.scalar_type() == at::kFloat)
-    bits_of(slot).fill_(static_cast<std::int64_t>(kQuietNan | (number + 1)));
-  else
-    slot.fill_(std::numeric_limits<double>::quiet_NaN());
-}
-
-/// The same for all slots of a pool.
-void poison_all(const Tensor& pool) {
-  if (pool.scalar_type() != at::kFloat) return;  // pools are made of NaN
-  const Tensor numbers =
-      at::arange(1, pool.size(0) + 1, at::TensorOptions(at::kInt).device(pool.device()));
-  bits_of(pool).flatten(1).copy_(
-      numbers.bitwise_or(static_cast<std::int64_t>(kQuietNan)).unsqueeze(1));
-}
-
-/// Says where a wrong number comes from, if it is poison.
-std::string origin(const Tensor& numbers, std::string_view kind) {
-  const Tensor host = numbers.to(at::kCPU).contiguous();
-  if (host.scalar_type() != at::kFloat)
-    return host.isnan().any().item<bool>() ? ", which holds what nobody wrote" : "";
-  const float* const first = host.data_ptr<float>();
-  for (std::int64_t i = 0; i < host.numel(); ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(first[i]);
-    if ((bits & kQuietNan) == kQuietNan && bits > kQuietNan && bits < 0x80000000u)
-      return ", which holds what " + std::string(kind) + " slot " +
-             std::to_string(bits - kQuietNan - 1) + " had before anybody wrote it";
-  }
-  return "";
-}
-
-std::vector<double> doubles(const float* first, std::int64_t count) {
-  return {first, first + count};
-}
 
 StatePart part_of(PoolKind kind) {
   return kind == PoolKind::conv ? StatePart::conv : StatePart::recurrent;
@@ -78,6 +27,7 @@ TensorState::TensorState(std::shared_ptr<TensorTruth> truth, std::int64_t states
       labels_(labels),
       reference_(std::move(reference)),
       model_(truth_->model()),
+      batches_(model_),
       state_slots_(static_cast<std::uint32_t>(states) + 2),
       kv_slots_(static_cast<std::uint32_t>(kv_end) + 1),
       page_(static_cast<std::uint32_t>(std::min(page, kv_end))),
@@ -89,7 +39,7 @@ TensorState::TensorState(std::shared_ptr<TensorTruth> truth, std::int64_t states
   for (std::size_t i = 0; i < pools_.size(); ++i) {
     const PoolPart& part = model_.parts()[i];
     (part.kind == PoolKind::kv ? kv_layers_ : state_layers_) = part.layer + 1;
-    poison_all(pools_[i]);
+    poison_each(pools_[i]);
   }
 }
 
@@ -195,49 +145,20 @@ void TensorState::run() {
   ++batch_;
   if (rows.empty()) return;
   std::vector<const TensorRow*> told;
-  std::int64_t tokens = 0;
   for (OpenRow& open : rows) {
     begin(open);
     told.push_back(&open.row);
-    tokens += open.row.size();
   }
-  computed_ += tokens;
-  std::optional<JudgedCalls> judged;
-  // Of each run the first forwards and then one in 16, so that a trace shows the same again.
-  const std::int64_t number = forwards_++;
-  if ((number < kAllJudged || number % kOneJudgedIn == 0) &&
-      tokens * model_.config().hidden <= kMostJudged)
-    judged.emplace();
-  const TensorResults results =
-      !judged && TensorModel::fits_bucket(told) ? decode(told) : model_.forward(told, pools_, true);
-  if (judged)
-    for (const std::string& wrong : judged->wrong())
-      findings_.push_back({FindingKind::number_differs, "operator " + wrong,
-                           "within its yardstick of its definition in double", "beyond it"});
-  judged.reset();
-  const Tensor logits = results.logits.contiguous();
-  const float* next = logits.data_ptr<float>();
+  const TensorResults results = batches_.run(told, *memory_, findings_);
+  const Tensor all = results.logits.contiguous();
+  std::span<const float> logits(all.data_ptr<float>(), static_cast<std::size_t>(all.numel()));
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    compare(rows[i], next);
-    compare_likeliest(rows[i], next);
-    next += rows[i].row.sampled() * model_.config().vocabulary;
+    const auto own = static_cast<std::size_t>(rows[i].row.sampled() * model_.config().vocabulary);
+    compare(rows[i], logits.first(own));
+    compare_likeliest(rows[i], logits);
+    logits = logits.subspan(own);
     end(rows[i], results.states_after[i]);
   }
-}
-
-/// Decodes in a bucket, whose padding has no slot: slot 0, which no row has, stays as it is.
-TensorResults TensorState::decode(std::span<const TensorRow* const> rows) {
-  std::vector<Tensor> before;
-  for (const Tensor& pool : pools_) before.push_back(pool.select(0, 0).clone());
-  TensorResults results = model_.decode(rows, *memory_);
-  for (std::size_t i = 0; i < pools_.size(); ++i)
-    if (!same_bits(pools_[i].select(0, 0), before[i]))
-      findings_.push_back({FindingKind::number_differs,
-                           "padding of a bucket writes " + std::string(model_.parts()[i].name()) +
-                               " slot 0 of unit " + std::to_string(model_.parts()[i].unit),
-                           "no slot is written by rows that are nobody's",
-                           "slot 0 has other bits"});
-  return results;
 }
 
 /// Finds the row's truth, and compares the state from which the row starts.
@@ -261,7 +182,7 @@ void TensorState::begin(OpenRow& open) {
     if (!same_bits(own, truth_->numbers(i, open.start.states[i])))
       open.wrong_state = "unit " + std::to_string(parts[i].unit) + ": the " + parts[i].name() +
                          " part of state slot " + std::to_string(row.state) + " differs" +
-                         origin(own, "state");
+                         origin(own, "state slot");
   }
 }
 
@@ -341,33 +262,20 @@ void TensorState::leave(const OpenRow& open, const std::vector<Tensor>& states_a
 
 // --- Comparison
 
-void TensorState::compare(const OpenRow& open, const float* logits) {
+void TensorState::compare(const OpenRow& open, std::span<const float> logits) {
   const TensorRow& row = open.row;
   const std::int64_t V = model_.config().vocabulary;
-  const float* const right = open.truth->logits.data();
-  const auto bytes = static_cast<std::size_t>(row.sampled() * V) * sizeof(float);
-  const bool differs = std::memcmp(logits, right, bytes) != 0;
-  if (tells_rows_) {
-    const std::int64_t last = (row.sampled() - 1) * V;
+  const std::optional<std::string> moved = moved_logits(row, logits, *open.truth, V);
+  if (tells_rows_)
     told_rows_.push_back(told_row(
         open.request.text(), static_cast<std::uint32_t>(row.begin + row.size() - row.padding),
-        doubles(logits + last, V), doubles(right + last, V), "the row alone"));
-  }
-  if (!differs && open.wrong_state.empty()) return;
-  std::string moved(kOnlyReadsWrong);
-  for (std::int64_t i = 0; i < row.sampled(); ++i) {
-    const std::vector<double> own = doubles(logits + i * V, V), wanted = doubles(right + i * V, V);
-    const double far = distance(own, wanted);
-    if (far == 0) continue;
-    const std::int64_t tokens = row.begin + row.size() - row.padding - row.sampled() + i + 1;
-    moved = moved_logits(static_cast<std::uint32_t>(tokens), far,
-                         likeliest_of(own) == likeliest_of(wanted));
-    break;
-  }
+        logits_of(logits, row.sampled() - 1, V),
+        logits_of(open.truth->logits, row.sampled() - 1, V), "the row alone"));
+  if (!moved && open.wrong_state.empty()) return;
+  const std::string off = moved.value_or(std::string(kOnlyReadsWrong));
   std::string where = open.wrong_state;
   if (where.empty()) where = wrong_kv(open);
-  if (where.empty())
-    where = "all that it read is right, so its numbers depend on the batch, the slots or padding";
+  if (where.empty()) where = kReadsRight;
   const auto end = static_cast<std::uint32_t>(row.begin + row.size() - row.padding);
   const std::string read = row_text(static_cast<std::uint32_t>(row.begin), end, open.text);
   std::optional<Finding> wrong = open.wrong_label;
@@ -376,11 +284,11 @@ void TensorState::compare(const OpenRow& open, const float* logits) {
                            KvSlots(row.kv).first(end - static_cast<std::uint32_t>(row.drafts)),
                            row.kv_layers);
   if (wrong) {
-    wrong->text = read + " " + wrong->text + std::string(kNumbersSay) + moved + "; " + where;
+    wrong->text = read + " " + wrong->text + std::string(kNumbersSay) + off + "; " + where;
     findings_.push_back(*wrong);
     return;
   }
-  findings_.push_back({FindingKind::number_differs, read + ": " + moved + "; " + where,
+  findings_.push_back({FindingKind::number_differs, read + ": " + off + "; " + where,
                        "the bits of the same operators over this row alone", where});
 }
 
@@ -395,18 +303,18 @@ std::string TensorState::wrong_kv(const OpenRow& open) const {
       const Tensor own = pools_[i].select(0, row.kv_slot(row.kv[place], part.layer));
       if (!same_bits(own, truth_->numbers(i, right[place])))
         return "unit " + std::to_string(part.unit) + ": KV slot " + std::to_string(row.kv[place]) +
-               " of token " + std::to_string(place) + " differs" + origin(own, "KV");
+               " of token " + std::to_string(place) + " differs" + origin(own, "KV slot");
     }
   }
   return "";
 }
 
-void TensorState::compare_likeliest(const OpenRow& open, const float* logits) {
+void TensorState::compare_likeliest(const OpenRow& open, std::span<const float> logits) {
   const TensorRow& row = open.row;
   if (reference_ == nullptr || row.verifies) return;
   const std::int64_t V = model_.config().vocabulary;
   const auto end = static_cast<std::uint32_t>(row.begin + row.size() - row.padding);
-  const std::vector<double> own = doubles(logits, V);
+  const std::vector<double> own = logits_of(logits, 0, V);
   ++greedy_.compared;
   greedy_.different +=
       likeliest_of(own) != likeliest_of(reference_->logits(reference_->at(open.text, end))) ? 1 : 0;
@@ -425,7 +333,7 @@ void TensorState::compare_start(std::uint32_t slot, StatePart part, const Tokens
                          "state slot " + std::to_string(slot) + " goes on after " +
                              std::to_string(size) + " tokens of " + tokens.text(60) + "; unit " +
                              std::to_string(one.unit) + ": its " + one.name() + " part differs" +
-                             origin(own, "state"),
+                             origin(own, "state slot"),
                          "the bits of the same operators over this text alone", "others"});
   });
 }

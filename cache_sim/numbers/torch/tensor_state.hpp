@@ -18,6 +18,7 @@
 #include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/model/label_state.hpp"
 #include "cache_sim/numbers/row_slots.hpp"
+#include "cache_sim/numbers/torch/tensor_batch.hpp"
 #include "cache_sim/numbers/torch/tensor_truth.hpp"
 #include "cache_sim/numbers/truth.hpp"
 
@@ -75,7 +76,7 @@ class TensorState final : public NumberedPools {
   /// Batches of decodes that ran in a bucket of the memory, those of earlier owners included.
   std::int64_t replays() const { return memory_->replays; }
   /// Tokens that were computed in rows.
-  std::int64_t computed() const { return computed_; }
+  std::int64_t computed() const { return batches_.computed(); }
 
  private:
   /// A row that has been told and not run.
@@ -109,19 +110,19 @@ class TensorState final : public NumberedPools {
   }
   void set_state(std::uint32_t slot, StatePart part, History history);
   void run();
-  TensorResults decode(std::span<const TensorRow* const> rows);
   void begin(OpenRow& open);
   void end(const OpenRow& open, const std::vector<at::Tensor>& states_after);
   void leave(const OpenRow& open, const std::vector<at::Tensor>& states_after);
-  void compare(const OpenRow& open, const float* logits);
+  void compare(const OpenRow& open, std::span<const float> logits);
   std::string wrong_kv(const OpenRow& open) const;
-  void compare_likeliest(const OpenRow& open, const float* logits);
+  void compare_likeliest(const OpenRow& open, std::span<const float> logits);
   void compare_start(std::uint32_t slot, StatePart part, const Tokens& tokens, std::uint32_t size);
 
   std::shared_ptr<TensorTruth> truth_;
   const LabelState* labels_;
   std::shared_ptr<Truth> reference_;
   const TensorModel& model_;
+  TensorBatches batches_;
   std::uint32_t state_slots_, kv_slots_;  ///< the last slot of each stands for impossible numbers
   std::uint32_t page_;
   std::size_t kv_layers_ = 0, state_layers_ = 0;
@@ -139,7 +140,6 @@ class TensorState final : public NumberedPools {
   std::vector<std::string> told_rows_;
   Findings findings_;
   GreedyTokens greedy_;
-  std::int64_t computed_ = 0, forwards_ = 0;
 };
 
 }  // namespace lockstep::cache_sim

@@ -14,7 +14,8 @@ using at::Tensor;
 
 namespace {
 
-constexpr std::uint32_t kRowSlot = 1;  // in the pools in which rows run
+constexpr std::int64_t kBytesOfASlot = 1 << 15;  // some, of all layers
+constexpr std::uint32_t kRowSlot = 1;            // in the pools in which rows run
 
 /// The pool with room for `size` slots; what it holds stays.
 void grow(Tensor& pool, std::int64_t size) {
@@ -45,29 +46,34 @@ TensorTruth::TensorTruth(std::shared_ptr<const TensorModel> model)
 }
 
 std::shared_ptr<TensorMemory> TensorTruth::memory(std::int64_t states, std::int64_t kv) {
-  constexpr std::int64_t kMostKeptSlots = 1 << 13;
-  constexpr std::size_t kMostKept = 4;
-  if (states > kMostKeptSlots || kv > kMostKeptSlots)
-    return std::make_shared<TensorMemory>(model_->pools(states, kv));
-  const auto is_free = [](const auto& one) { return one.second.use_count() == 1; };
   const auto room = [](std::int64_t slots) {
     return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(slots)));
   };
-  const std::pair wanted{room(states), room(kv)};
+  const std::vector<std::int64_t> key{room(states), room(kv)};
+  bool is_new = false;
+  std::shared_ptr<TensorMemory> found = memory(key, std::max(states, kv) * kBytesOfASlot, [&] {
+    is_new = true;
+    return std::make_shared<TensorMemory>(model_->pools(key[0], key[1]));
+  });
+  for (const Tensor& pool : found->pools)
+    if (!is_new) pool.fill_(std::numeric_limits<double>::quiet_NaN());
+  return found;
+}
+
+std::shared_ptr<TensorMemory> TensorTruth::memory(
+    const std::vector<std::int64_t>& key, std::int64_t bytes,
+    const std::function<std::shared_ptr<TensorMemory>()>& make) {
+  constexpr std::int64_t kMostKeptBytes = 1 << 28;
+  constexpr std::size_t kMostKept = 4;
+  if (bytes > kMostKeptBytes) return make();
+  const auto is_free = [](const auto& one) { return one.second.use_count() == 1; };
   const auto found = std::ranges::find_if(
-      memories_, [&](const auto& one) { return one.first == wanted && is_free(one); });
-  if (found != memories_.end()) {
-    for (const Tensor& pool : found->second->pools)
-      pool.fill_(std::numeric_limits<double>::quiet_NaN());
-    return found->second;
-  }
+      memories_, [&](const auto& one) { return one.first == key && is_free(one); });
+  if (found != memories_.end()) return found->second;
   if (memories_.size() >= kMostKept)
     if (const auto oldest = std::ranges::find_if(memories_, is_free); oldest != memories_.end())
       memories_.erase(oldest);
-  return memories_
-      .emplace_back(wanted,
-                    std::make_shared<TensorMemory>(model_->pools(wanted.first, wanted.second)))
-      .second;
+  return memories_.emplace_back(key, make()).second;
 }
 
 History TensorTruth::add_states(const std::vector<Label>& labels) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -61,6 +62,10 @@ class TensorTruth {
   /// Memory of that many slots or more, all NaN; who has it has it alone. A small one is kept for
   /// the next owner, with what was captured over it.
   std::shared_ptr<TensorMemory> memory(std::int64_t states, std::int64_t kv);
+  /// The same for memory of another kind: a small one is that of an earlier owner with this key,
+  /// as it was left.
+  std::shared_ptr<TensorMemory> memory(const std::vector<std::int64_t>& key, std::int64_t bytes,
+                                       const std::function<std::shared_ptr<TensorMemory>()>& make);
 
   /// The numbers of a part, [...].
   at::Tensor numbers(std::size_t part, History history) const {
@@ -93,8 +98,8 @@ class TensorTruth {
   std::shared_ptr<const TensorModel> model_;
   TensorPools work_;    // state slot 1 is the row's; KV slot 1 is that of token 0
   TensorPools stored_;  // by history
-  std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::shared_ptr<TensorMemory>>>
-      memories_;  // by slots, a few
+  std::vector<std::pair<std::vector<std::int64_t>, std::shared_ptr<TensorMemory>>>
+      memories_;  // by key, a few
   std::vector<Label> state_labels_, kv_labels_;
   std::unordered_map<Label, History, LabelHash> states_, kv_;  // any history of a text
   std::unordered_map<Key, RowTruth, KeyHash> rows_;

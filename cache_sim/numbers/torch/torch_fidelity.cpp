@@ -6,7 +6,9 @@
 #include <variant>
 
 #include "cache_sim/numbers/labelled_numbers.hpp"
+#include "cache_sim/numbers/placed_model.hpp"
 #include "cache_sim/numbers/torch/judged_calls.hpp"
+#include "cache_sim/numbers/torch/tensor_blocks.hpp"
 #include "cache_sim/numbers/torch/tensor_state.hpp"
 #include "reference/base/registry.hpp"
 
@@ -19,15 +21,17 @@ constexpr std::int64_t kMostRows = 1 << 14;
 /// The truth of a model. The runs of a thread share it: it remembers rows, and no run changes their
 /// numbers.
 std::shared_ptr<TensorTruth> shared_tensor_truth(const std::string& name,
+                                                 const reference::HybridConfig& config,
                                                  const std::shared_ptr<const TensorLayers>& layers,
                                                  at::ScalarType activations) {
+  constexpr std::size_t kMostKept = 16;
   thread_local std::map<std::pair<std::string, bool>, std::shared_ptr<TensorTruth>> known;
-  std::shared_ptr<TensorTruth>& truth = known[{name, layers->device().is_cpu()}];
-  if (truth == nullptr || truth->computed() > kMostRows) {
-    const reference::HybridConfig config = *reference::hybrid_preset(name);
+  const std::pair key{name, layers->device().is_cpu()};
+  if (known.size() == kMostKept && !known.contains(key)) known.clear();
+  std::shared_ptr<TensorTruth>& truth = known[key];
+  if (truth == nullptr || truth->computed() > kMostRows)
     truth = std::make_shared<TensorTruth>(std::make_shared<const TensorModel>(
         config, reference::drawn_hybrid(config), layers, activations));
-  }
   return truth;
 }
 
@@ -35,25 +39,47 @@ std::unique_ptr<NumberedPools> made(const PolicyEntry& policy, const Config& con
                                     LabelState& labels, PolicyEntry::SlotCounts slots,
                                     const std::shared_ptr<const TensorLayers>& layers,
                                     at::ScalarType activations) {
+  const std::string name = model_name(policy, config);
   return std::make_unique<LabelledNumbers>(
       labels, std::make_unique<TensorState>(
-                  shared_tensor_truth(model_name(policy, config), layers, activations),
+                  shared_tensor_truth(name, *reference::hybrid_preset(name), layers, activations),
                   slots.states, slots.kv_end, config.page, &labels));
 }
 
-constexpr std::int64_t kMostKvSlots = 1 << 20, kMostStateSlots = 1 << 16;
+std::unique_ptr<NumberedBlocks> made_blocks(const PolicyEntry& policy, const Config& config,
+                                            const std::shared_ptr<const TensorLayers>& layers,
+                                            at::ScalarType activations) {
+  const BlockGroups pool = *policy.groups(config);
+  const PlacedModel placed =
+      *placed_model(*reference::hybrid_preset(model_name(policy, config)), pool);
+  return std::make_unique<TensorBlocks>(
+      shared_tensor_truth(placed.key, placed.config, layers, activations), placed, pool);
+}
+
+constexpr std::int64_t kMostKvSlots = 1 << 20, kMostStateSlots = 1 << 16, kMostBlocks = 1 << 13;
 
 /// A pool of tensors is written as a whole where it is made, so it has to be small.
 Result<void> check_tensors(const PolicyEntry& policy, const Config& config) {
   if (Result<void> fits = check_model(policy, config); !fits) return fits;
-  const PolicyEntry::SlotCounts slots = policy.slots_in(config);
-  const auto refuse = [](const char* field, std::int64_t count, std::int64_t most) {
+  const auto refuse = [](const char* field, std::int64_t count, std::int64_t most,
+                         const char* of = "slots") {
     return fail("field " + std::string(field) + ": pools of tensors have at most " +
-                std::to_string(most) + " slots, and here there are " + std::to_string(count));
+                std::to_string(most) + " " + of + ", and here there are " + std::to_string(count));
   };
+  if (policy.groups != nullptr) {
+    const std::int64_t blocks = policy.groups(config)->blocks;
+    if (blocks > kMostBlocks) return refuse("blocks", blocks, kMostBlocks, "blocks");
+    return {};
+  }
+  const PolicyEntry::SlotCounts slots = policy.slots_in(config);
   if (slots.kv_end > kMostKvSlots) return refuse("kv_tokens", slots.kv_end, kMostKvSlots);
   if (slots.states > kMostStateSlots) return refuse("state_slots", slots.states, kMostStateSlots);
   return {};
+}
+
+const std::shared_ptr<const TensorLayers>& layers_of_host() {
+  static const std::shared_ptr<const TensorLayers> layers = judged_layers(host_layers());
+  return layers;
 }
 
 const Registration<FidelityEntry> kTorch{
@@ -63,11 +89,15 @@ const Registration<FidelityEntry> kTorch{
      .models = reference::hybrid_presets,
      .keeps_rings = false,
      .check = check_tensors,
-     .make = [](const PolicyEntry& policy, const Config& config, LabelState& labels,
-                PolicyEntry::SlotCounts slots) {
-       static const std::shared_ptr<const TensorLayers> layers = judged_layers(host_layers());
-       return made(policy, config, labels, slots, layers, at::kFloat);
-     }}};
+     .make =
+         [](const PolicyEntry& policy, const Config& config, LabelState& labels,
+            PolicyEntry::SlotCounts slots) {
+           return made(policy, config, labels, slots, layers_of_host(), at::kFloat);
+         },
+     .make_blocks =
+         [](const PolicyEntry& policy, const Config& config) {
+           return made_blocks(policy, config, layers_of_host(), at::kFloat);
+         }}};
 
 const DeviceLayers& layers_of_kernels() {
   static const DeviceLayers layers = [] {
@@ -104,10 +134,15 @@ const Registration<FidelityEntry> kKernels{
      .models = reference::hybrid_presets_of_both_sizes,
      .keeps_rings = false,
      .check = check_kernels,
-     .make = [](const PolicyEntry& policy, const Config& config, LabelState& labels,
-                PolicyEntry::SlotCounts slots) {
-       return made(policy, config, labels, slots, layers_of_kernels().layers, at::kBFloat16);
-     }}};
+     .make =
+         [](const PolicyEntry& policy, const Config& config, LabelState& labels,
+            PolicyEntry::SlotCounts slots) {
+           return made(policy, config, labels, slots, layers_of_kernels().layers, at::kBFloat16);
+         },
+     .make_blocks =
+         [](const PolicyEntry& policy, const Config& config) {
+           return made_blocks(policy, config, layers_of_kernels().layers, at::kBFloat16);
+         }}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

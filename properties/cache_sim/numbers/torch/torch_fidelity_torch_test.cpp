@@ -9,6 +9,8 @@
 
 #include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/numbers/labelled_numbers.hpp"
+#include "cache_sim/numbers/placed_model.hpp"
+#include "cache_sim/numbers/torch/tensor_blocks.hpp"
 #include "cache_sim/numbers/torch/tensor_state.hpp"
 #include "properties/support/fidelity.hpp"
 #include "properties/support/program.hpp"
@@ -20,28 +22,15 @@ namespace {
 
 using testing::HasSubstr;
 
-bool has_slots(const std::string& policy) {
-  return Registry<PolicyEntry>::find(policy)->groups == nullptr;
-}
-
-/// Tensors have no memory of blocks.
-std::vector<std::string> policies_with_slots() {
-  std::vector<std::string> names = testing_support::policies_with_numbers();
-  std::erase_if(names, [](const std::string& name) { return !has_slots(name); });
-  return names;
-}
-
-std::vector<std::string> defects_with_slots() {
+std::vector<std::string> defects_with_rows() {
   std::vector<std::string> names = testing_support::defects_with_numbers();
   std::map<std::string, std::string> rows = testing_support::rows_of_defects();
-  std::erase_if(names, [&](const std::string& name) {
-    return rows[name] == "rowless" || !has_slots(name.substr(0, name.find(':')));
-  });
+  std::erase_if(names, [&](const std::string& name) { return rows[name] == "rowless"; });
   return names;
 }
 
 void expect_nothing_found(std::uint64_t seed, std::int64_t traces) {
-  for (const std::string& policy : policies_with_slots())
+  for (const std::string& policy : testing_support::policies_with_numbers())
     for (const std::string& model : testing_support::models_of(policy)) {
       RunOptions run;
       run.subjects = {policy};
@@ -71,7 +60,7 @@ TEST(TorchFidelity, saysByHowMuchAWrongLabelMovesAnOutput) {
               HasSubstr(" token is the likeliest; unit 0: the recurrent part of state slot"));
 }
 
-TEST(TorchFidelity, isRefusedWhereAPolicyHasRingsBlocksOrLargePools) {
+TEST(TorchFidelity, isRefusedWhereAPolicyHasRingsOrLargePools) {
   const auto refused = [](std::string_view policy, std::string_view field, std::string_view value) {
     Config config;
     config.put(kFidelityField, "torch");
@@ -85,8 +74,9 @@ TEST(TorchFidelity, isRefusedWhereAPolicyHasRingsBlocksOrLargePools) {
   EXPECT_EQ(refused("sglang-no-buffer", "kv_tokens", "4194304"),
             "field kv_tokens: pools of tensors have at most 1048576 slots, and here there are "
             "4194305");
-  EXPECT_EQ(refused("vllm-align", "model", ""),
-            "field fidelity: torch has no memory of blocks, which policy vllm-align needs");
+  EXPECT_EQ(refused("vllm-align", "blocks", "8192"), "");
+  EXPECT_EQ(refused("vllm-align", "blocks", "8193"),
+            "field blocks: pools of tensors have at most 8192 blocks, and here there are 8193");
 }
 
 /// The layers that tests with defects run: those of a GPU where there is one.
@@ -95,32 +85,52 @@ const DeviceLayers& device() {
   return found;
 }
 
+std::shared_ptr<TensorTruth> truth_of(const std::string& name,
+                                      const reference::HybridConfig& model) {
+  static std::map<std::string, std::shared_ptr<TensorTruth>> known;
+  if (known.size() > 8) known.clear();
+  std::shared_ptr<TensorTruth>& truth = known[name];
+  const bool on_gpu = device().layers != nullptr;
+  if (truth == nullptr || truth->computed() > 5000)
+    truth = std::make_shared<TensorTruth>(std::make_shared<const TensorModel>(
+        model, reference::drawn_hybrid(model), on_gpu ? device().layers : host_layers(),
+        on_gpu ? at::kBFloat16 : at::kFloat));
+  return truth;
+}
+
+Result<PlacedModel> placed(const PolicyEntry& policy, const Config& config) {
+  return policy.groups(config).and_then([&](const BlockGroups& pool) {
+    return placed_model(*reference::hybrid_preset(model_name(policy, config)), pool);
+  });
+}
+
 /// Tensors to which nobody listens beside labels, so that a run goes on after a wrong one.
 const Registration<FidelityEntry> kTensorsAlone{
     {.name = "tensors-alone",
      .sentence = "of the tests",
      .models = nullptr,
      .keeps_rings = false,
-     .check = [](const PolicyEntry&, const Config&) { return Result<void>(); },
+     .check = [](const PolicyEntry& policy, const Config& config) -> Result<void> {
+       if (policy.groups == nullptr) return {};
+       return placed(policy, config).map([](const PlacedModel&) {});
+     },
      .make = [](const PolicyEntry& policy, const Config& config, LabelState&,
                 PolicyEntry::SlotCounts slots) -> std::unique_ptr<NumberedPools> {
-       static std::map<std::string, std::shared_ptr<TensorTruth>> known;
        const std::string name = model_name(policy, config);
-       std::shared_ptr<TensorTruth>& truth = known[name];
-       const reference::HybridConfig model = *reference::hybrid_preset(name);
-       const bool on_gpu = device().layers != nullptr;
-       if (truth == nullptr || truth->computed() > 5000)
-         truth = std::make_shared<TensorTruth>(std::make_shared<const TensorModel>(
-             model, reference::drawn_hybrid(model), on_gpu ? device().layers : host_layers(),
-             on_gpu ? at::kBFloat16 : at::kFloat));
-       return std::make_unique<TensorState>(truth, slots.states, slots.kv_end, config.page);
+       return std::make_unique<TensorState>(truth_of(name, *reference::hybrid_preset(name)),
+                                            slots.states, slots.kv_end, config.page);
+     },
+     .make_blocks = [](const PolicyEntry& policy,
+                       const Config& config) -> std::unique_ptr<NumberedBlocks> {
+       const PlacedModel model = *placed(policy, config);
+       return std::make_unique<TensorBlocks>(truth_of(model.key, model.config), model,
+                                             *policy.groups(config), false);
      }}};
 
 /// The defects of defects.txt that move a number in double.
 std::vector<std::string> defects_of_numbers() {
   std::vector<std::string> names;
   const auto is_left_out = [](const std::string& name) {
-    if (!has_slots(name.substr(0, name.find(':')))) return true;
     // 900 traces do not show misses-swap here; in double they do.
     if (name == "sglang-extra-buffer:misses-swap") return true;
     for (const std::string_view of_rings :
@@ -153,8 +163,7 @@ TEST_P(EveryDefectWithTensorsInFull, givesNoWrongNumberUnderRightLabels) {
             "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, EveryDefectWithTensorsInFull,
-                         testing::ValuesIn(defects_with_slots()),
+INSTANTIATE_TEST_SUITE_P(Each, EveryDefectWithTensorsInFull, testing::ValuesIn(defects_with_rows()),
                          [](const auto& info) { return testing_support::test_name(info.param); });
 
 }  // namespace
