@@ -33,8 +33,8 @@ import static_kv  # noqa: E402
 ROOT = evidence.ROOT
 FILE = ROOT / "reports/numbers_on_gpu.json"
 PATTERNS = ("cache_sim/numbers/torch/*.?pp", "properties/cache_sim/numbers/torch/*.cpp", "reference/models/hybrid/hybrid_config.cpp")
-WITH_STATES = ("sglang-no-buffer", "sglang-extra-buffer", "sglang-legacy", "marconi")
-WITHOUT = ("radix",)
+WITH_STATES = ("sglang-no-buffer", "vllm-align", "sglang-extra-buffer", "sglang-legacy", "marconi")
+WITHOUT = ("radix", "vllm-align")
 POLICIES = {f"{size}-{model}": policies for model, policies in (("nemotron-h", WITH_STATES), ("qwen3-next", WITH_STATES), ("deepseek-v3", WITHOUT),
                                                                ("qwen3", WITHOUT), ("window", WITHOUT))
             for size in ("tiny", "small") if (size, model) != ("tiny", "deepseek-v3")}  # the kernels have latents of one size

@@ -79,8 +79,9 @@ namespace {
 /// makes a hundred thousand calls, and the rarest of them are told; sums of tensor cores were 9.5
 /// times as wrong once.
 constexpr double kFactor = 16;
-/// A result of fewer numbers is not judged: its definition in float may happen to be exact.
-constexpr std::size_t kFewestJudged = 32;
+/// A result of fewer numbers is not judged: the few rows of its definition in float may happen to
+/// be exact.
+constexpr std::size_t kFewestJudged = 128;
 
 /// The sentence where `actual` is beyond its yardstick.
 std::optional<std::string> beyond(const std::string& what, const std::vector<double>& actual,

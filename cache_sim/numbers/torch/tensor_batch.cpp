@@ -17,6 +17,7 @@ namespace {
 constexpr std::int64_t kAllJudged = 4, kOneJudgedIn = 16;  // forwards
 constexpr std::int64_t kMostJudged = 1 << 14;  // numbers of activations: definitions are slow
 constexpr std::uint32_t kQuietNan = 0x7FC00000u;
+constexpr std::uint32_t kPoisonOfPairs = 0x7FC07FC0u;  // two NaN of bfloat16, or one of float32
 
 Tensor bits_of(const Tensor& x) {
   return x.view(x.element_size() == 2 ? at::kShort : at::kInt);
@@ -43,6 +44,16 @@ void poison_each(const Tensor& pool) {
       numbers.bitwise_or(static_cast<std::int64_t>(kQuietNan)).unsqueeze(1));
 }
 
+void poison_blocks(const Tensor& blocks, at::ScalarType activations, std::uint32_t first) {
+  if (activations != at::kFloat) {
+    blocks.fill_(static_cast<std::int64_t>(kPoisonOfPairs));
+    return;
+  }
+  blocks.copy_(at::arange(first + 1, first + 1 + blocks.size(0), blocks.options())
+                   .bitwise_or(static_cast<std::int64_t>(kQuietNan))
+                   .unsqueeze(1));
+}
+
 std::string origin(const Tensor& numbers, std::string_view kind) {
   const Tensor host = numbers.to(at::kCPU).contiguous();
   if (host.scalar_type() != at::kFloat)
@@ -50,6 +61,7 @@ std::string origin(const Tensor& numbers, std::string_view kind) {
   const float* const first = host.data_ptr<float>();
   for (std::int64_t i = 0; i < host.numel(); ++i) {
     const auto bits = std::bit_cast<std::uint32_t>(first[i]);
+    if (bits == kPoisonOfPairs) return ", which holds what nobody wrote";
     if ((bits & kQuietNan) == kQuietNan && bits > kQuietNan && bits < 0x80000000u)
       return ", which holds what " + std::string(kind) + " " +
              std::to_string(bits - kQuietNan - 1) + " had before anybody wrote it";

@@ -24,6 +24,9 @@ void poison(const at::Tensor& numbers, std::uint32_t number);
 /// The same for each slot of a pool, [slots, ...], with its own number.
 void poison_each(const at::Tensor& pool);
 
+/// The same for blocks from `first` on, [blocks, ...] int32, that hold numbers of both types.
+void poison_blocks(const at::Tensor& blocks, at::ScalarType activations, std::uint32_t first);
+
 /// Says where wrong numbers come from, if they are poison; else empty. `kind`: "state slot".
 std::string origin(const at::Tensor& numbers, std::string_view kind);
 

@@ -15,8 +15,7 @@ using at::Tensor;
 
 namespace {
 
-constexpr std::int64_t kPoisonOfPairs = 0x7FC07FC0;  // two NaN of bfloat16, or one of float32
-constexpr std::uint32_t kFirstState = 1;             // state slot 0 is no row's
+constexpr std::uint32_t kFirstState = 1;  // state slot 0 is no row's
 
 std::int64_t bytes_of(const PoolPart& part) {
   return std::accumulate(part.shape.begin(), part.shape.end(), std::int64_t{1},
@@ -51,10 +50,7 @@ TensorBlocks::TensorBlocks(std::shared_ptr<TensorTruth> truth, const PlacedModel
     return std::make_shared<TensorMemory>(TensorPools(model_.parts().size()));
   });
   make_room(pool.blocks, 8);
-  if (model_.activations() == at::kFloat)
-    poison_each(memory_->blocks.view(at::kFloat));
-  else
-    memory_->blocks.fill_(kPoisonOfPairs);
+  poison_blocks(memory_->blocks, model_.activations(), 0);
 }
 
 TensorBlocks::Layout TensorBlocks::laid_out(const TensorModel& model, const PlacedModel& placed,
@@ -101,7 +97,8 @@ void TensorBlocks::make_room(std::int64_t blocks, std::int64_t states) {
   };
   const auto options = at::TensorOptions(at::kInt).device(model_.device());
   if (!memory.blocks.defined() || memory.blocks.size(0) < blocks) {
-    const Tensor more = at::full({room(blocks), layout_.block_bytes / 4}, kPoisonOfPairs, options);
+    const Tensor more = at::empty({room(blocks), layout_.block_bytes / 4}, options);
+    poison_blocks(more, model_.activations(), 0);
     if (memory.blocks.defined()) more.narrow(0, 0, memory.blocks.size(0)).copy_(memory.blocks);
     memory.blocks = more;
     memory.buckets.clear();
@@ -180,10 +177,7 @@ void TensorBlocks::lose(BlockId number) {
   run();
   if (held_[number].group == PlacedModel::kNowhere) return;
   held_[number] = {};
-  if (model_.activations() == at::kFloat)
-    poison(memory_->blocks[number].view(at::kFloat), number);
-  else
-    memory_->blocks[number].fill_(kPoisonOfPairs);
+  poison_blocks(memory_->blocks.narrow(0, number, 1), model_.activations(), number);
 }
 
 void TensorBlocks::copy(const BlockCopy& copy) {
