@@ -40,7 +40,7 @@ POLICIES = {f"{size}-{model}": policies for model, policies in (("nemotron-h", W
             for size in ("tiny", "small") if (size, model) != ("tiny", "deepseek-v3")}  # the kernels have latents of one size
 UNMEASURED = ": not measured"
 PIECE = 125  # traces of one process
-PARTS_OF_FIXTURES = 12
+PARTS_OF_FIXTURES = 32
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 PARTS = ("tests", "traces", "fixtures", "defects", "sanitizer")
 
