@@ -55,8 +55,9 @@ def traces_of(model, family=2000):
 
 
 def is_short(trace):
-    """Whether no text of the trace has more than 5,000 tokens: a longer one takes minutes, token by token."""
-    return all(int(size) <= 5000 for size in re.findall(r"[ +=][a-z](\d+)", trace.read_text()))
+    """Whether no text of the trace has more than 5,000 tokens, and no request decodes more than 200: longer ones take minutes, token by token."""
+    text = trace.read_text()
+    return all(int(size) <= 5000 for size in re.findall(r"[ +=][a-z](\d+)", text)) and all(int(size) <= 200 for size in re.findall(r"output=[a-z]?(\d+)", text))
 
 
 class Machine:
