@@ -444,8 +444,9 @@ void ReplaySession::remember(const Operation& operation, const Reply* reply) {
 }
 
 void ReplaySession::keep_rows() {
-  if (kept_.empty() || seats_.empty() || !seat_at(0).numbers) return;
-  for (std::string& row : seat_at(0).numbers->rows()) kept_.back().rows.push_back(std::move(row));
+  if (kept_.empty() || seats_.empty()) return;
+  if (RowTeller* const told = seat_at(0).rows())
+    for (std::string& row : told->rows()) kept_.back().rows.push_back(std::move(row));
 }
 
 void ReplaySession::keep_moment(const Operation& operation, const Reply& reply) {

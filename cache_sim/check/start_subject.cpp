@@ -139,12 +139,11 @@ Started start_policy(const std::string& name, const RunOptions& options) {
         LabelState::Strides{options.config.kv_stride, options.config.state_stride});
     subject.layers = seat->labels.get();
     seat->numbers = numbered_pools(*entry, options.config, *seat->labels, slots);
-    if (seat->numbers) {
-      subject.layers = seat->numbers.get();
-      if (options.keep_events) seat->numbers->tell_rows();
-    }
+    if (seat->numbers) subject.layers = seat->numbers.get();
     seat->blocks = numbered_blocks(*entry, options.config);
     subject.blocks = seat->blocks.get();
+    if (RowTeller* const rows = seat->rows(); rows != nullptr && options.keep_events)
+      rows->tell_rows();
   }
   seat->subject = entry->make(subject);
   if (options.check == CheckLevel::all)

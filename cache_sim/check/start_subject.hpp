@@ -25,6 +25,9 @@ struct SubjectSeat {
   std::unique_ptr<LabelState> labels;
   std::unique_ptr<NumberedPools> numbers;  // null at label fidelity
   std::unique_ptr<NumberedBlocks> blocks;  // the same of a policy whose memory is blocks
+  RowTeller* rows() const {
+    return numbers ? static_cast<RowTeller*>(numbers.get()) : blocks.get();
+  }
   std::unique_ptr<Subject> subject;
   std::unique_ptr<Auditor> auditor;       // after the subject, to be destroyed before it
   std::unique_ptr<ClosedSubject> closed;  // only for a child

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "reference/base/ids.hpp"
 #include "reference/protocol/tokens.hpp"
 
 namespace lockstep::cache_sim {
@@ -79,6 +80,7 @@ struct BlockStates {
 /// One request's part of a step. Spans live as long as the call that is given the row.
 struct BlockRow {
   std::uint32_t place;      ///< of the request, in the batch
+  Name request{};           ///< for reports alone
   const Tokens& tokens;     ///< all that are known, then the drafts
   std::int64_t start, end;  ///< the step computes tokens start … end - 1
   std::int64_t drafts;      ///< the last ones of these

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cache_sim/model/block_memory.hpp"
@@ -23,15 +24,24 @@ namespace lockstep::cache_sim {
 
 inline constexpr std::string_view kFidelityField = "fidelity", kModelField = "model";
 
-/// The pools of one subject with numbers in their slots, beside its labels.
-class NumberedPools : public LayerState {
+/// Rows that ran, for pages.
+class RowTeller {
  public:
+  virtual ~RowTeller() = default;
   /// From now on rows() is told.
-  virtual void tell_rows() = 0;
-  /// One sentence for each row that ran since the last call, for pages: its request, and whether
-  /// its logits are right.
-  virtual std::vector<std::string> rows() = 0;
+  virtual void tell_rows() { tells_rows_ = true; }
+  /// One sentence for each row that ran since the last call: its request, and whether its logits
+  /// are right.
+  virtual std::vector<std::string> rows() { return std::exchange(told_rows_, {}); }
 
+ protected:
+  bool tells_rows_ = false;
+  std::vector<std::string> told_rows_;
+};
+
+/// The pools of one subject with numbers in their slots, beside its labels.
+class NumberedPools : public LayerState, public RowTeller {
+ public:
   /// The findings since the last call. A number that is wrong under a wrong label is told with the
   /// label's finding; under right labels it is a finding of its own. `completes` runs the rows that
   /// wait for their batch first; they run, too, where a label is wrong.
@@ -39,7 +49,7 @@ class NumberedPools : public LayerState {
 };
 
 /// The same of a policy whose memory is blocks.
-class NumberedBlocks : public BlockMemory {
+class NumberedBlocks : public BlockMemory, public RowTeller {
  public:
   /// Whether the policy keeps labels beside the numbers, so that a finding says both.
   virtual bool is_beside_labels() const { return true; }

@@ -50,11 +50,29 @@ std::ptrdiff_t likeliest_of(std::span<const double> logits) {
   return std::ranges::max_element(logits) - logits.begin();
 }
 
-std::string moved_logits(std::uint32_t tokens, double far, bool same) {
+namespace {
+
+/// Which token is the likeliest instead of the right one; empty where it is the same.
+std::string other_token(std::span<const double> own, std::span<const double> right) {
+  const std::ptrdiff_t token = likeliest_of(own), wanted = likeliest_of(right);
+  if (token == wanted) return "";
+  const bool is_tie =
+      right[static_cast<std::size_t>(token)] == right[static_cast<std::size_t>(wanted)];
+  return fmt::format("token {} is the likeliest instead of {}{}", token, wanted,
+                     is_tie ? ", a tie" : "");
+}
+
+}  // namespace
+
+std::optional<std::string> moved_logits(std::uint32_t tokens, std::span<const double> own,
+                                        std::span<const double> right) {
+  const double far = distance(own, right);
+  if (far == 0) return {};
   std::string moved =
       fmt::format("logits after {} are {} off", counted(tokens, "token"), magnitude(far));
   if (std::isinf(far)) return moved;
-  return moved + (same ? ", the likeliest token is the same" : ", another token is the likeliest");
+  const std::string other = other_token(own, right);
+  return moved + ", " + (other.empty() ? "the likeliest token is the same" : other);
 }
 
 std::string told_row(std::string_view request, std::uint32_t tokens, std::span<const double> own,
@@ -62,10 +80,9 @@ std::string told_row(std::string_view request, std::uint32_t tokens, std::span<c
   std::string said = fmt::format("{} after {}: ", request, counted(tokens, "token"));
   const double far = distance(own, right);
   if (std::isinf(far)) return said + "logits are NaN";
-  said += fmt::format("output {} is the likeliest", likeliest_of(own));
+  const std::string other = other_token(own, right);
+  said += other.empty() ? fmt::format("token {} is the likeliest", likeliest_of(own)) : other;
   if (same_bits(own, right)) return said + fmt::format(", bit by bit as {}", of);
-  if (likeliest_of(own) != likeliest_of(right))
-    said += fmt::format(" and should be {}", likeliest_of(right));
   return said + fmt::format("; logits are {} off", magnitude(far));
 }
 
@@ -104,8 +121,7 @@ std::optional<std::string> moved_logits(const Truth& truth, std::span<const Trut
     const std::span<const double> own = logits.first(V), right = truth.logits(node);
     logits = logits.subspan(V);
     if (same_bits(own, right)) continue;
-    if (const double far = distance(own, right); far > 0)
-      return moved_logits(truth.size(node), far, likeliest_of(own) == likeliest_of(right));
+    if (auto off = moved_logits(truth.size(node), own, right)) return off;
     moved = kOnlyReadsWrong;
   }
   return moved;

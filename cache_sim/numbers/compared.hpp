@@ -29,9 +29,10 @@ std::string magnitude(double x);
 /// The first of the largest logits.
 std::ptrdiff_t likeliest_of(std::span<const double> logits);
 
-/// The logits after `tokens` tokens are `far` off; `same` says whether the likeliest token is the
-/// right one.
-std::string moved_logits(std::uint32_t tokens, double far, bool same);
+/// The logits after `tokens` tokens are off: by how much, and which token is the likeliest instead
+/// of the right one. Nothing where they are not.
+std::optional<std::string> moved_logits(std::uint32_t tokens, std::span<const double> own,
+                                        std::span<const double> right);
 
 /// For a page: a row's last logits beside the right ones, which are those `of` a run.
 std::string told_row(std::string_view request, std::uint32_t tokens, std::span<const double> own,

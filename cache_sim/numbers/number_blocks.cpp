@@ -172,6 +172,7 @@ void NumberBlocks::forward(const BlockRow& row) {
 
 /// Keeps what the row says.
 void NumberBlocks::open(const BlockRow& row, OpenRow& kept) {
+  kept.request = row.request;
   kept.text = row.tokens;
   kept.begin = static_cast<std::uint32_t>(row.start);
   kept.end = static_cast<std::uint32_t>(row.end);
@@ -320,6 +321,10 @@ void NumberBlocks::compare(const OpenRow& row, std::span<const double> logits) {
   const std::vector<Truth::Node> after =
       nodes_after(*truth_, base, {row.text, row.begin, row.end, row.drafts, {}});
   const std::optional<std::string> moved = moved_logits(*truth_, after, row.verifies, logits);
+  if (tells_rows_)
+    told_rows_.push_back(told_row(row.request.text(), truth_->size(after.back()),
+                                  logits.last(model_.vocabulary()), truth_->logits(after.back()),
+                                  "without a cache"));
   if (!moved && !starts_wrong) return;
   const std::string where = first_difference(row, base);
   findings_.push_back({FindingKind::number_differs,

@@ -60,6 +60,7 @@ class NumberBlocks final : public NumberedBlocks {
   };
   /// A row that has been told and not run. Its vectors are kept from batch to batch.
   struct OpenRow {
+    Name request;
     Tokens text;
     std::uint32_t begin, end, drafts;
     bool verifies;

@@ -83,8 +83,6 @@ class NumberState final : public NumberedPools {
   void compare_state(StateSlot slot, const Tokens& tokens, std::uint32_t size);
 
   Findings drain(bool completes) override;
-  void tell_rows() override { tells_rows_ = true; }
-  std::vector<std::string> rows() override { return std::exchange(told_rows_, {}); }
   /// Tokens that were computed in rows.
   std::int64_t computed() const { return computed_; }
 
@@ -161,8 +159,6 @@ class NumberState final : public NumberedPools {
   std::optional<Half> half_;
   std::vector<double> logits_;
   Findings findings_;
-  bool tells_rows_ = false;
-  std::vector<std::string> told_rows_;
   std::int64_t computed_ = 0;
 };
 

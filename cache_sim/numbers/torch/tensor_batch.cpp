@@ -80,13 +80,11 @@ std::optional<std::string> moved_logits(const TensorRow& row, std::span<const fl
                                         const RowTruth& truth, std::int64_t vocabulary) {
   if (std::memcmp(logits.data(), truth.logits.data(), logits.size_bytes()) == 0) return {};
   for (std::int64_t i = 0; i < row.sampled(); ++i) {
-    const std::vector<double> own = logits_of(logits, i, vocabulary),
-                              right = logits_of(truth.logits, i, vocabulary);
-    const double far = distance(own, right);
-    if (far == 0) continue;
     const std::int64_t tokens = row.begin + row.size() - row.padding - row.sampled() + i + 1;
-    return moved_logits(static_cast<std::uint32_t>(tokens), far,
-                        likeliest_of(own) == likeliest_of(right));
+    if (auto moved =
+            moved_logits(static_cast<std::uint32_t>(tokens), logits_of(logits, i, vocabulary),
+                         logits_of(truth.logits, i, vocabulary)))
+      return moved;
   }
   return "logits have other bits";
 }

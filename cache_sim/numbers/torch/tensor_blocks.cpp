@@ -258,6 +258,7 @@ void TensorBlocks::forward(const BlockRow& row) {
   if (open_blocks_.shares(row)) run();
   open_blocks_.mark(row);
   OpenRow& open = rows_.emplace_back();
+  open.request = row.request;
   open.text = row.tokens;
   open.row = {.begin = row.start,
               .drafts = row.drafts,
@@ -423,8 +424,12 @@ void TensorBlocks::store_verified(const OpenRow& open, const BlockStates& states
 // --- Comparison
 
 void TensorBlocks::compare(const OpenRow& open, std::span<const float> logits) {
-  const std::optional<std::string> moved =
-      moved_logits(open.row, logits, *open.truth, model_.config().vocabulary);
+  const std::int64_t V = model_.config().vocabulary, last = open.row.sampled() - 1;
+  const std::optional<std::string> moved = moved_logits(open.row, logits, *open.truth, V);
+  if (tells_rows_)
+    told_rows_.push_back(told_row(
+        open.request.text(), static_cast<std::uint32_t>(open.row.begin + open.row.size()),
+        logits_of(logits, last, V), logits_of(open.truth->logits, last, V), "the row alone"));
   if (!moved && open.wrong_state.empty()) return;
   std::string where = open.wrong_state.empty() ? wrong_kv(open) : open.wrong_state;
   if (where.empty()) where = kReadsRight;

@@ -74,6 +74,7 @@ class TensorBlocks final : public NumberedBlocks {
     std::vector<BlockId> blocks;  // by place of the text
   };
   struct OpenRow {
+    Name request;
     Tokens text;
     TensorRow row;
     std::vector<OwnKv> kv;

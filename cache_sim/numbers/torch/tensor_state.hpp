@@ -70,8 +70,6 @@ class TensorState final : public NumberedPools {
   }
 
   Findings drain(bool completes) override;
-  void tell_rows() override { tells_rows_ = true; }
-  std::vector<std::string> rows() override { return std::exchange(told_rows_, {}); }
   const GreedyTokens& greedy() const { return greedy_; }
   /// Batches of decodes that ran in a bucket of the memory, those of earlier owners included.
   std::int64_t replays() const { return memory_->replays; }
@@ -136,8 +134,6 @@ class TensorState final : public NumberedPools {
   std::vector<OpenRow> rows_;
   std::vector<std::uint32_t> open_states_;
   std::map<std::uint32_t, Left> left_;
-  bool tells_rows_ = false;
-  std::vector<std::string> told_rows_;
   Findings findings_;
   GreedyTokens greedy_;
 };

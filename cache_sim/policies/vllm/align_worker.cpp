@@ -118,6 +118,7 @@ BlockStates& AlignWorker::add_states(const WorkerRow& row, std::uint32_t group, 
 
 BlockRow AlignWorker::told(const WorkerRow& row, bool verifies) const {
   return {.place = row.place,
+          .request = row.name,
           .tokens = row.tokens,
           .start = row.start,
           .end = row.end,

@@ -38,6 +38,7 @@ namespace lockstep::cache_sim {
 struct WorkerRow {
   std::uint32_t place;
   const BlockRequest* request;
+  Name name;
   Tokens tokens;       ///< all that are known, then the drafts
   std::int64_t start;  ///< the step computes tokens start … end - 1
   std::int64_t end;

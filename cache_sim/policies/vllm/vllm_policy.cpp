@@ -105,6 +105,7 @@ void VllmPolicy::run_worker() {
     rows.push_back(
         {.place = place,
          .request = &request.blocks,
+         .name = request.id,
          .tokens = keyed_tokens(request.known.followed_by(request.drafts), request.content),
          .start = request.start,
          .end = request.blocks.computed,

@@ -45,8 +45,9 @@ TEST(Fidelity, ofReferenceSaysByHowMuchAWrongLabelMovesAnOutput) {
   EXPECT_EQ(run.status, kExitInvariant);
   EXPECT_THAT(run.out, HasSubstr("wrong-state-prefix"));
   EXPECT_THAT(run.out, HasSubstr("stands for the empty prefix. Numbers: logits after 6 tokens"));
-  EXPECT_THAT(run.out,
-              HasSubstr(" token is the likeliest; unit 0: the recurrent part of state slot"));
+  EXPECT_THAT(
+      run.out,
+      HasSubstr(" off, token 16 is the likeliest instead of 13; unit 0: the recurrent part"));
 }
 
 // Every run line of the fixtures, under each model that its policies can have. Four texts of 9,000
@@ -69,10 +70,15 @@ TEST(Fidelity, ofReferenceChangesNoFindingOfAFixture) {
       nlohmann::json::parse(testing_support::read_text(scratch.path("pages/report.json")));
   EXPECT_EQ(report["summary"]["not_as_expected"], 0);
   EXPECT_GE(report["summary"]["runs_with_numbers"], 1000);
-  const std::string page = testing_support::read_text(
-      scratch.path("pages/traces/every_forward_moves_both_parts_of_the_state.html"));
-  EXPECT_THAT(page, HasSubstr("bit by bit as without a cache"));
-  EXPECT_THAT(page, HasSubstr("; logits are 1e"));
+  // Rows over slots, and over blocks.
+  for (const char* const name : {"every_forward_moves_both_parts_of_the_state",
+                                 "vllm_a_step_without_drafts_goes_on_from_the_accepted_state"}) {
+    const std::string page =
+        testing_support::read_text(scratch.path(fmt::format("pages/traces/{}.html", name)));
+    EXPECT_THAT(page, HasSubstr(" tokens: token ")) << name;
+    EXPECT_THAT(page, HasSubstr("bit by bit as without a cache")) << name;
+    EXPECT_THAT(page, HasSubstr("; logits are 1e")) << name;
+  }
 }
 
 // Shrinking looks at labels alone, and what it leaves says the numbers again.

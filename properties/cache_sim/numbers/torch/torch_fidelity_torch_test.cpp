@@ -56,8 +56,9 @@ TEST(TorchFidelity, saysByHowMuchAWrongLabelMovesAnOutput) {
        "torch", "--defect", "sglang-no-buffer:drops-initial-state"});
   EXPECT_EQ(run.status, kExitInvariant) << run.out;
   EXPECT_THAT(run.out, HasSubstr("stands for the empty prefix. Numbers: logits after 6 tokens"));
-  EXPECT_THAT(run.out,
-              HasSubstr(" token is the likeliest; unit 0: the recurrent part of state slot"));
+  EXPECT_THAT(
+      run.out,
+      HasSubstr(" off, token 16 is the likeliest instead of 13; unit 0: the recurrent part"));
 }
 
 TEST(TorchFidelity, isRefusedWhereAPolicyHasRingsOrLargePools) {
