@@ -9,6 +9,7 @@
 #include "cache_sim/compare/state_ledger.hpp"
 #include "cache_sim/model/pool_layout.hpp"
 #include "cache_sim/replay/replay.hpp"
+#include "cache_sim/replay/run_json.hpp"
 #include "reference/base/work_done.hpp"
 #include "reference/protocol/config.hpp"
 #include "reference/protocol/near_word.hpp"
@@ -96,16 +97,34 @@ class Comparer {
     if (const Result<void> set = config_.set_all(request_.config); !set)
       return fail("--config: " + set.error().text);
     if (request_.policies.empty()) return fail("--policies names no policy");
+    if (const Result<void> read = read_cost(); !read) return tl::unexpected(read.error());
     if (const Result<void> planned = plan(); !planned) return tl::unexpected(planned.error());
     if (const Result<void> done = run_ideal(); !done) return tl::unexpected(done.error());
     for (ComparedPolicy& row : rows_)
       if (row.scheduled)
         if (const Result<void> done = run_scheduled(row); !done)
           return tl::unexpected(done.error());
-    return Comparison{.policies = std::move(rows_), .model = model_, .block = block_};
+    return Comparison{
+        .policies = std::move(rows_), .model = model_, .block = block_, .measured = measured_};
   }
 
  private:
+  /// Reads the times of `measured:CARD`.
+  Result<void> read_cost() {
+    constexpr std::string_view kMeasured = "measured:";
+    if (request_.cost == kModelCost) return {};
+    if (!request_.cost.starts_with(kMeasured))
+      return fail(fmt::format("--cost: `{}` is neither `{}` nor `{}CARD`", request_.cost,
+                              kModelCost, kMeasured));
+    if (has_step_time()) return fail("--cost: step_time= of --config says what a step takes");
+    return MeasuredLayers::read(model_, request_.cost.substr(kMeasured.size()), request_.evidence)
+        .map([&](MeasuredLayers layers) {
+          measured_ = std::make_shared<const MeasuredLayers>(std::move(layers));
+        });
+  }
+
+  bool has_step_time() const { return config_.step_time != Config{}.step_time; }
+
   /// Makes a row for each policy at each of its capacities, in the order of the request.
   Result<void> plan() {
     for (const std::string& name : request_.policies) {
@@ -282,8 +301,11 @@ class Comparer {
     for (const std::string& more : {pools_of(row, policy), own})
       if (!more.empty()) replayed.config += (replayed.config.empty() ? "" : ",") + more;
     replayed.limit = request_.limit;
-    const bool own_step_time = config_.step_time != Config{}.step_time;
-    if (!own_step_time) replayed.model = std::string(model_.name);
+    if (!has_step_time()) replayed.model = std::string(model_.name);
+    if (measured_ != nullptr)
+      replayed.cost = [&] {
+        return std::make_unique<MeasuredStepCost>(model_, measured_, row.cost_parts);
+      };
     StateLedger ledger;
     if (has_states)
       replayed.watch = [&](const Operation& operation, const Reply& reply) {
@@ -296,6 +318,9 @@ class Comparer {
           fmt::format("policy {}: the driver of {} needs larger pools than {} KV tokens and "
                       "{} states",
                       row.policy, request_.workload, row.kv_tokens, row.state_slots));
+    if (measured_ != nullptr && outcome->run->options().config.drafts != 0)
+      return fail(fmt::format("policy {}: drafts={}: --cost {} knows no verification", row.policy,
+                              outcome->run->options().config.drafts, request_.cost));
     measure(*outcome, has_states, row);
     row.measures.states_admitted = ledger.admitted();
     row.measures.states_never_hit = ledger.never_hit();
@@ -306,8 +331,13 @@ class Comparer {
     const ReplaySession& run = *outcome.run;
     PolicyMeasures& measures = row.measures;
     std::vector<Nanoseconds> ttft, e2e;
+    std::int64_t output_tokens = 0;
+    Nanoseconds first = std::numeric_limits<Nanoseconds>::max(), last = 0;
     for (const RequestOutcome& request : run.outcomes()) {
       ++measures.requests;
+      output_tokens += request.output_tokens;
+      first = std::min(first, request.arrival);
+      last = std::max(last, request.end);
       row.refused_requests += request.finish == FinishReason::refused ? 1 : 0;
       const std::int64_t hit = std::max<std::int64_t>(request.cached_tokens, 0);
       measures.hit_requests += hit > 0 ? 1 : 0;
@@ -325,6 +355,9 @@ class Comparer {
     if (!outcome.decisions) {
       row.ttft = summary_of(std::move(ttft));
       row.e2e = summary_of(std::move(e2e));
+      if (last > first)
+        row.output_tokens_per_s =
+            static_cast<double>(output_tokens) * 1e9 / static_cast<double>(last - first);
     }
     const std::optional<Snapshot> content = run.snapshot(0);
     if (!content) return;
@@ -336,11 +369,24 @@ class Comparer {
   const CompareRequest& request_;
   const Model& model_;
   Config config_;
+  std::shared_ptr<const MeasuredLayers> measured_;
   std::vector<ComparedPolicy> rows_;
   std::uint32_t block_ = 1;
 };
 
 }  // namespace
+
+Nanoseconds ComparedPolicy::step_time() const {
+  Nanoseconds sum = 0;
+  for (const CostPart& part : cost_parts) sum += part.measured + part.modelled;
+  return sum;
+}
+
+double ComparedPolicy::measured_share() const {
+  Nanoseconds measured = 0;
+  for (const CostPart& part : cost_parts) measured += part.measured;
+  return rounded_ratio(measured, step_time());
+}
 
 std::uint64_t Comparison::digest() const {
   Digest digest;

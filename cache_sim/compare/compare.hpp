@@ -13,12 +13,16 @@
 #include <string>
 #include <vector>
 
+#include "cache_sim/model/measured_step_cost.hpp"
 #include "cache_sim/policies/ideal/ideal_policy.hpp"
 
 namespace lockstep::cache_sim {
 
 /// Per mille of the memory that goes to states: 0.9 / 1.9, a default of servers with two pools.
 inline constexpr std::int64_t kDefaultStateShare = 474;
+
+inline constexpr std::string_view kModelCost = "model";
+inline constexpr std::string_view kDefaultEvidence = "reports/kernels";
 
 struct CompareRequest {
   std::string workload;
@@ -28,6 +32,10 @@ struct CompareRequest {
   std::vector<std::optional<std::int64_t>> capacities;
   std::string config;  ///< K=V,… fields that differ from the defaults
   std::string model = std::string(kDefaultModel);
+  /// `model`: a step takes what ModelStepCost says. `measured:CARD`: the times of the model's
+  /// kernels that were recorded on this card, from the files of `evidence`.
+  std::string cost = std::string(kModelCost);
+  std::string evidence = std::string(kDefaultEvidence);
   std::int64_t limit = 0;
 };
 
@@ -57,6 +65,13 @@ struct ComparedPolicy {
   std::int64_t refused_requests = 0;
   std::optional<TimeSummary> ttft;  ///< none where the driver of the workload has no clock
   std::optional<TimeSummary> e2e;
+  /// Output tokens of all requests over the time from the first arrival to the last end; 0 where
+  /// there is no clock or nothing ended.
+  double output_tokens_per_s = 0;
+  /// Of `measured:CARD`: the time of all steps by its parts.
+  std::vector<CostPart> cost_parts;
+  Nanoseconds step_time() const;  ///< their sum
+  double measured_share() const;  ///< of this sum
 };
 
 struct Comparison {
@@ -65,6 +80,7 @@ struct Comparison {
   double wall_s = 0;
   /// tokens of a block of the workload, in which ideal policies look prompts up
   std::int64_t block = 1;
+  std::shared_ptr<const MeasuredLayers> measured;  ///< of `measured:CARD`
 
   std::uint64_t digest() const;
 };

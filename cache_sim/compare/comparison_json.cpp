@@ -12,6 +12,20 @@ Json times_json(const TimeSummary& times) {
   return {{"mean_ns", times.mean}, {"median_ns", times.median}, {"p99_ns", times.p99}};
 }
 
+Json cost_json(const MeasuredLayers& layers) {
+  Json json = {{"gpu", layers.gpu},
+               {"read_gbps", static_cast<double>(layers.bytes_per_microsecond) / 1000},
+               {"matmul_tflops", static_cast<double>(layers.flops_per_nanosecond) / 1000}};
+  for (const KernelEvidence& one : layers.evidence)
+    json["evidence"].push_back({{"operation", one.operation},
+                                {"file", one.file},
+                                {"gpu", one.gpu},
+                                {"commit", one.commit},
+                                {"date", one.date},
+                                {"is_used", one.is_used}});
+  return json;
+}
+
 }  // namespace
 
 Json compared_json(const ComparedPolicy& row, const Model& model) {
@@ -43,6 +57,11 @@ Json compared_json(const ComparedPolicy& row, const Model& model) {
   json["refused"] = row.refused_requests;
   if (row.ttft) json["ttft"] = times_json(*row.ttft);
   if (row.e2e) json["e2e"] = times_json(*row.e2e);
+  if (row.ttft) json["output_tokens_per_s"] = row.output_tokens_per_s;
+  if (row.step_time() != 0) json["measured_share"] = row.measured_share();
+  for (const CostPart& part : row.cost_parts)
+    json["step_time"].push_back(
+        {{"part", part.name}, {"measured_ns", part.measured}, {"modelled_ns", part.modelled}});
   return json;
 }
 
@@ -57,6 +76,7 @@ Json comparison_json(const CompareRequest& request, const Comparison& comparison
                    {"flops_per_token", model.flops_per_token},
                    {"flops_per_pair", model.flops_per_pair},
                    {"weight_bytes", model.weight_bytes}};
+  if (comparison.measured != nullptr) json["cost"] = cost_json(*comparison.measured);
   json["config"] = request.config;
   json["commit"] = commit();
   json["digest"] = fmt::format("{:016x}", comparison.digest());

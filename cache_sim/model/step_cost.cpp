@@ -3,14 +3,6 @@
 #include <algorithm>
 
 namespace lockstep::cache_sim {
-namespace {
-
-/// count * each / unit, rounded down; count * each itself may not fit 64 bits.
-std::int64_t scaled(std::int64_t count, std::int64_t each, std::int64_t unit) {
-  return count / unit * each + count % unit * each / unit;
-}
-
-}  // namespace
 
 Nanoseconds ModelStepCost::of(const StepWork& work) const {
   const std::int64_t tokens = work.prefill_tokens + work.decode_tokens;

@@ -7,6 +7,11 @@
 
 namespace lockstep::cache_sim {
 
+/// count * each / unit, rounded down; count * each itself may not fit 64 bits.
+constexpr std::int64_t scaled(std::int64_t count, std::int64_t each, std::int64_t unit) {
+  return count / unit * each + count % unit * each / unit;
+}
+
 /// The cost model of a step. It uses integer arithmetic alone, so that all machines agree.
 class StepCost {
  public:

@@ -38,12 +38,12 @@ std::string milliseconds(const std::optional<cache_sim::TimeSummary>& times) {
 
 void print_table(const CompareRequest& request, const Comparison& comparison) {
   constexpr std::string_view kRow =
-      "{:<25} {:>10} {:>9} {:>9} {:>7} {:>8} {:>9} {:>13} {:>13} {:>8} {:>8}\n";
+      "{:<25} {:>10} {:>9} {:>9} {:>7} {:>8} {:>9} {:>13} {:>13} {:>8} {:>8} {:>8}\n";
   note("{}, model {}\n", request.workload, comparison.model.name);
   note(kRow, "policy", "capacity", "hit", "hit", "saved", "kept", "never hit", "evicted KV",
-       "dead KV", "preempt", "TTFT");
+       "dead KV", "preempt", "TTFT", "out");
   note(kRow, "", "", "of tokens", "of reqs", "PFLOP", "states", "states", "tokens", "tokens",
-       "times", "mean ms");
+       "times", "mean ms", "tok/s");
   for (const ComparedPolicy& row : comparison.policies) {
     const cache_sim::PolicyMeasures& m = row.measures;
     const auto told = [&](std::int64_t count) {
@@ -53,7 +53,8 @@ void print_table(const CompareRequest& request, const Comparison& comparison) {
          fmt::format("{:.6f}", share(m.hit_tokens, m.input_tokens)),
          fmt::format("{:.4f}", share(m.hit_requests, m.requests)),
          fmt::format("{:.1f}", m.flops_saved / 1e15), told(m.states), told(m.states_never_hit),
-         told(m.evicted_tokens), told(m.dead_tokens), row.preemptions, milliseconds(row.ttft));
+         told(m.evicted_tokens), told(m.dead_tokens), row.preemptions, milliseconds(row.ttft),
+         row.ttft ? fmt::format("{:.1f}", row.output_tokens_per_s) : "–");
   }
   const cache_sim::Conclusions conclusions = cache_sim::conclusions_of(comparison);
   for (const auto* const sentences : {&conclusions.general, &conclusions.of_policies})
@@ -121,6 +122,13 @@ void add_compare(Command& app, int& status) {
   command
       ->add_option("--model", words->request.model,
                    "whose bytes and FLOPs count (lockstep list models)")
+      ->capture_default_str();
+  command
+      ->add_option("--cost", words->request.cost,
+                   "what a step takes: model, or measured:CARD, from recorded times of kernels on "
+                   "this card (measured:H200)")
+      ->capture_default_str();
+  command->add_option("--evidence", words->request.evidence, "the folder of these recorded times")
       ->capture_default_str();
   command->add_option("--limit", words->request.limit, "the first N requests alone (default: all)")
       ->number_from(1);

@@ -46,6 +46,7 @@ void name_oracles(std::vector<std::string>& subjects, const Config& config) {
 
 /// The cost model of the request; null: step_time of the config.
 Result<std::unique_ptr<StepCost>> step_cost(const ReplayRequest& request) {
+  if (request.cost) return request.cost();
   if (request.model.empty()) return nullptr;
   return find_model(request.model).map([](const Model* model) -> std::unique_ptr<StepCost> {
     return std::make_unique<ModelStepCost>(*model);

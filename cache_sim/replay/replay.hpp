@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache_sim/check/session.hpp"
+#include "cache_sim/model/step_cost.hpp"
 #include "cache_sim/replay/workload_driver.hpp"
 #include "cache_sim/trace/trace.hpp"
 
@@ -27,6 +28,7 @@ struct ReplayRequest {
   bool keep_events = false;
   std::int64_t limit = 0;  ///< the largest number of requests of a workload; 0: all
   std::string model;       ///< the model whose costs a step has; empty: step_time of the config
+  std::function<std::unique_ptr<StepCost>()> cost{};  ///< makes the costs of a step instead
   std::function<void(const Operation&, const Reply&)> watch{};  ///< see RunOptions
   /// see RunOptions; null: the replay has children of its own
   std::shared_ptr<Children> children{};

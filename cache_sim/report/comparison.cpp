@@ -53,6 +53,9 @@ std::string command_of(const CompareRequest& request) {
     command += " --capacity " + capacity_word(capacity);
   if (!request.config.empty()) command += " --config " + shell_quoted(request.config);
   if (request.model != kDefaultModel) command += " --model " + request.model;
+  if (request.cost != kModelCost) command += " --cost " + shell_quoted(request.cost);
+  if (request.evidence != kDefaultEvidence)
+    command += " --evidence " + shell_quoted(request.evidence);
   if (request.limit != 0) command += fmt::format(" --limit {}", request.limit);
   return command;
 }
@@ -233,6 +236,38 @@ std::string eviction_sentence(const Comparison& comparison) {
                   : "a better choice of what to evict would gain little.");
 }
 
+/// A sentence for each kernel of `measured:CARD` on where its times come from.
+std::vector<std::string> evidence_sentences(const Comparison& comparison) {
+  std::vector<std::string> sentences;
+  if (comparison.measured == nullptr) return sentences;
+  for (const KernelEvidence& one : comparison.measured->evidence)
+    sentences.push_back(
+        one.is_used ? fmt::format("Times of {} are measured on {}: {}, commit {:.8}, {}.",
+                                  one.operation, one.gpu, one.file, one.commit, one.date)
+                    : fmt::format("Times of {} are modelled: {} was measured on {}, not on {}.",
+                                  one.operation, one.file, one.gpu, comparison.measured->gpu));
+  return sentences;
+}
+
+/// A sentence on which parts of the time of a row's steps are measured, and which modelled.
+std::string cost_sentence(const ComparedPolicy& row) {
+  const Nanoseconds total = row.step_time();
+  if (total == 0) return "";
+  const auto parts = [&](Nanoseconds CostPart::*const kind) {
+    std::vector<std::string> list;
+    for (const CostPart& part : row.cost_parts)
+      if (const double share = rounded_ratio(part.*kind, total); share >= 0.0005)
+        list.push_back(fmt::format("{} {}", part.name, percent_text(share)));
+    return list.empty() ? "" : fmt::format(" ({})", fmt::join(list, ", "));
+  };
+  const double measured = row.measured_share();
+  return fmt::format(
+      "{}, {}: {} of the time of its steps are measured{}, {} modelled{}; its times and tokens a "
+      "second follow from these.",
+      row.policy, capacity_text(row.capacity), percent_text(measured), parts(&CostPart::measured),
+      percent_text(1 - measured), parts(&CostPart::modelled));
+}
+
 /// The axis of ratios: a few round steps up to the largest ratio.
 Json ratio_ticks(const Comparison& comparison) {
   double most = 0;
@@ -277,6 +312,10 @@ Conclusions conclusions_of(const Comparison& comparison) {
     conclusions.of_policies.push_back(memory_sentence(comparison, row.policy));
     if (is_hybrid(row)) conclusions.of_policies.push_back(states_sentence(comparison, row.policy));
   }
+  for (std::string& sentence : evidence_sentences(comparison))
+    conclusions.general.push_back(std::move(sentence));
+  for (const ComparedPolicy& row : comparison.policies)
+    conclusions.of_policies.push_back(cost_sentence(row));
   std::erase(conclusions.general, "");
   std::erase(conclusions.of_policies, "");
   return conclusions;
@@ -300,6 +339,7 @@ Json shown_comparison(const ComparisonPlan& plan, const Comparison& comparison) 
     const std::string where = fmt::format("{}, {}: ", row.policy, capacity_text(row.capacity));
     shown["hit_text"] = where + percent_text(hit_ratio(row));
     if (row.ttft) shown["ttft_text"] = where + moment_text(row.ttft->mean);
+    if (row.ttft) shown["speed_text"] = fmt::format("{:.1f}", row.output_tokens_per_s);
     const auto choices =
         row.capacity ? choices_at(comparison, *row.capacity) : std::vector<const ComparedPolicy*>{};
     shown["is_best"] = choices.size() > 1 && row.scheduled &&
