@@ -12,6 +12,7 @@
 #include "cache_sim/numbers/placed_model.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/registry.hpp"
+#include "reference/models/hybrid/hybrid_checkpoint.hpp"
 #include "reference/protocol/near_word.hpp"
 
 namespace lockstep::cache_sim {
@@ -39,14 +40,13 @@ std::unique_ptr<NumberedPools> make(const PolicyEntry& policy, const Config& con
                                     LabelState& labels, PolicyEntry::SlotCounts slots) {
   const std::string name = model_name(policy, config);
   return std::make_unique<LabelledNumbers>(
-      labels, std::make_unique<NumberState>(shared_truth(name, *reference::hybrid_preset(name)),
-                                            slots.states, slots.kv_end, config.page, &labels));
+      labels, std::make_unique<NumberState>(shared_truth(name, *named_model(name)), slots.states,
+                                            slots.kv_end, config.page, &labels));
 }
 
 std::unique_ptr<NumberedBlocks> make_blocks(const PolicyEntry& policy, const Config& config) {
   const BlockGroups pool = *policy.groups(config);
-  const PlacedModel placed =
-      *placed_model(*reference::hybrid_preset(model_name(policy, config)), pool);
+  const PlacedModel placed = *placed_model(*named_model(model_name(policy, config)), pool);
   return std::make_unique<NumberBlocks>(shared_truth(placed.key, placed.config), placed, pool);
 }
 
@@ -70,13 +70,29 @@ std::string model_name(const PolicyEntry& policy, const Config& config) {
   return policy.has_states ? "tiny-nemotron-h" : "tiny-qwen3";
 }
 
+Result<HybridConfig> named_model(const std::string& name) {
+  if (const std::optional<HybridConfig> preset = reference::hybrid_preset(name)) return *preset;
+  if (name.find('/') == std::string::npos)
+    return fail(
+        fmt::format("field model: there is no model `{}`{}; there are {}, and the path of a "
+                    "checkpoint's folder, with a slash",
+                    name, but_near(name, reference::hybrid_presets_of_both_sizes()),
+                    fmt::join(reference::hybrid_presets_of_both_sizes(), ", ")));
+  // A search asks for each of its traces.
+  thread_local std::map<std::string, HybridConfig> known;
+  if (const auto found = known.find(name); found != known.end()) return found->second;
+  return reference::read_hybrid(name)
+      .map([&](HybridConfig read) {
+        known.clear();
+        return known[name] = std::move(read);
+      })
+      .map_error([](const Error& error) { return Error{"field model: " + error.text}; });
+}
+
 Result<void> check_model(const PolicyEntry& policy, const Config& config) {
   const std::string name = model_name(policy, config);
-  const std::optional<HybridConfig> model = reference::hybrid_preset(name);
-  if (!model)
-    return fail(fmt::format("field model: there is no model `{}`{}; there are {}", name,
-                            but_near(name, reference::hybrid_presets_of_both_sizes()),
-                            fmt::join(reference::hybrid_presets_of_both_sizes(), ", ")));
+  const Result<HybridConfig> model = named_model(name);
+  if (!model) return tl::unexpected(model.error());
   if (policy.groups != nullptr)
     return policy.groups(config).and_then([&](const BlockGroups& pool) -> Result<void> {
       return placed_model(*model, pool).map([](const PlacedModel&) {});
@@ -100,7 +116,7 @@ std::shared_ptr<Truth> shared_truth(const std::string& name, const HybridConfig&
   if (const auto found = known.find(name); found != known.end()) return found->second;
   if (known.size() == kMostKept) known.clear();
   return known[name] = std::make_shared<Truth>(
-             std::make_shared<const HybridModel>(config, reference::drawn_hybrid(config)));
+             std::make_shared<const HybridModel>(config, reference::hybrid_weights(config)));
 }
 
 Findings LabelledNumbers::drain(bool completes) {

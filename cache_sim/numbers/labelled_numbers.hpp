@@ -14,6 +14,10 @@ namespace lockstep::cache_sim {
 /// The model that a configuration names, or the one that the policy has otherwise.
 std::string model_name(const PolicyEntry& policy, const Config& config);
 
+/// The model of that name: a preset, or the checkpoint in a folder, which has a slash in its path.
+/// The error is a sentence that names the field.
+Result<reference::HybridConfig> named_model(const std::string& name);
+
 /// Whether there is such a model and the policy has slots for its layers; the error is a sentence
 /// that names the field.
 Result<void> check_model(const PolicyEntry& policy, const Config& config);

@@ -6,45 +6,13 @@
 #include <nlohmann/json.hpp>
 
 #include "reference/base/philox.hpp"
+#include "reference/models/config_fields.hpp"
 #include "reference/models/safetensors.hpp"
 
 namespace lockstep::reference {
 namespace {
 
 using nlohmann::json;
-
-/// Reads fields of one config.json; keeps the first error.
-class Fields {
- public:
-  Fields(const json& object, std::string path) : object_(object), path_(std::move(path)) {}
-
-  std::int64_t size(const char* name) {
-    const json found = object_.value(name, json());
-    if (found.is_number_integer() && found >= 1 && found <= (1 << 24)) return found;
-    note(std::string(name) + " is " + found.dump() + ", no size from 1 to 16777216");
-    return 1;
-  }
-  double positive(const json& object, const char* name) {
-    const json found = object.value(name, json());
-    if (found.is_number() && found > 0.0) return found;
-    note(std::string(name) + " is " + found.dump() + ", no number above 0");
-    return 1;
-  }
-  /// Expects a field to be absent or to have this value.
-  void is(const char* name, const json& value) {
-    const json found = object_.value(name, value);
-    if (found != value)
-      note(std::string(name) + " is " + found.dump() + "; only " + value.dump() + " is known here");
-  }
-  void note(const std::string& text) {
-    if (error_.empty()) error_ = path_ + ": " + text;
-  }
-  const std::string& error() const { return error_; }
-
- private:
-  const json& object_;
-  std::string path_, error_;
-};
 
 struct Law {
   float centre, spread;
@@ -78,7 +46,7 @@ Result<Qwen3Config> read_qwen3_config(const std::string& path) {
   if (!file) return fail(path + ": cannot be read");
   const json object = json::parse(file, nullptr, false);
   if (!object.is_object()) return fail(path + ": is no JSON object");
-  Fields fields(object, path);
+  ConfigFields fields(object, path);
   fields.is("model_type", "qwen3");
   fields.is("hidden_act", "silu");
   fields.is("attention_bias", false);
@@ -95,9 +63,8 @@ Result<Qwen3Config> read_qwen3_config(const std::string& path) {
   const json tied = object.value("tie_word_embeddings", json(false));
   if (!tied.is_boolean()) fields.note("tie_word_embeddings is " + tied.dump());
   config.tie_word_embeddings = tied == true;
-  config.rms_norm_eps = fields.positive(object, "rms_norm_eps");
-  // transformers 5 has RoPE's fields in an object of their own.
-  const json rope = object.value("rope_parameters", object);
+  config.rms_norm_eps = fields.positive("rms_norm_eps");
+  const json rope = fields.rope();
   config.rope_theta = fields.positive(rope, "rope_theta");
   const json type = rope.is_object() ? rope.value("rope_type", json("default")) : json();
   if (type != "default") fields.note("rope_type is " + type.dump() + "; only default is known");

@@ -634,6 +634,7 @@ std::int64_t table_width(std::span<const TensorRow* const> rows) {
 void TensorModel::Inside::prepare(const reference::HybridWeights& drawn) {
   embedding.seed = drawn.seed;
   embedding.embedding_scale = drawn.embedding_scale;
+  embedding.embedding = drawn.embedding;
   const auto add = [&](const std::string& name, const Tensor& values, bool matrix) {
     weights[name] = values.to(matrix ? activations : at::kFloat).to(layers->device()).contiguous();
   };
@@ -760,8 +761,7 @@ Packed TensorModel::Inside::packed(std::span<const TensorRow* const> rows, bool 
     double* next = embedded.data_ptr<double>() + packed.first * config.hidden;
     for (const std::uint64_t token : packed.row->tokens) {
       if (!packed.row->is_padding)
-        reference::drawn_embedding(embedding, token,
-                                   {next, static_cast<std::size_t>(config.hidden)});
+        reference::embed(embedding, token, {next, static_cast<std::size_t>(config.hidden)});
       next += config.hidden;
     }
     const std::int64_t end = packed.first + packed.row->size() - packed.row->padding;

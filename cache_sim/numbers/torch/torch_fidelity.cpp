@@ -31,7 +31,7 @@ std::shared_ptr<TensorTruth> shared_tensor_truth(const std::string& name,
   std::shared_ptr<TensorTruth>& truth = known[key];
   if (truth == nullptr || truth->computed() > kMostRows)
     truth = std::make_shared<TensorTruth>(std::make_shared<const TensorModel>(
-        config, reference::drawn_hybrid(config), layers, activations));
+        config, reference::hybrid_weights(config), layers, activations));
   return truth;
 }
 
@@ -42,16 +42,15 @@ std::unique_ptr<NumberedPools> made(const PolicyEntry& policy, const Config& con
   const std::string name = model_name(policy, config);
   return std::make_unique<LabelledNumbers>(
       labels, std::make_unique<TensorState>(
-                  shared_tensor_truth(name, *reference::hybrid_preset(name), layers, activations),
-                  slots.states, slots.kv_end, config.page, &labels));
+                  shared_tensor_truth(name, *named_model(name), layers, activations), slots.states,
+                  slots.kv_end, config.page, &labels));
 }
 
 std::unique_ptr<NumberedBlocks> made_blocks(const PolicyEntry& policy, const Config& config,
                                             const std::shared_ptr<const TensorLayers>& layers,
                                             at::ScalarType activations) {
   const BlockGroups pool = *policy.groups(config);
-  const PlacedModel placed =
-      *placed_model(*reference::hybrid_preset(model_name(policy, config)), pool);
+  const PlacedModel placed = *placed_model(*named_model(model_name(policy, config)), pool);
   return std::make_unique<TensorBlocks>(
       shared_tensor_truth(placed.key, placed.config, layers, activations), placed, pool);
 }
@@ -114,7 +113,7 @@ constexpr std::int64_t kLatentColumns = 512, kRotatedColumns = 64;
 Result<void> check_kernels(const PolicyEntry& policy, const Config& config) {
   if (Result<void> fits = check_tensors(policy, config); !fits) return fits;
   const std::string name = model_name(policy, config);
-  const reference::HybridConfig model = *reference::hybrid_preset(name);
+  const reference::HybridConfig model = *named_model(name);
   for (const reference::HybridUnit& unit : model.units)
     if (const auto* const latent = std::get_if<reference::LatentUnit>(&unit.kind);
         latent != nullptr &&

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -78,6 +79,8 @@ struct HybridUnit {
   std::variant<AttentionUnit, LatentUnit, MambaUnit, DeltaNetUnit, MlpUnit, ExpertsUnit> kind;
 };
 
+struct HybridWeights;
+
 struct HybridConfig {
   std::string name;
   std::int64_t hidden, vocabulary;  ///< the head tells `vocabulary` tokens apart
@@ -88,6 +91,8 @@ struct HybridConfig {
   /// Of a preset's weights: one of twelve that shows the mistakes of a cache well
   /// (properties/reference/models/hybrid/hybrid_sensitivity_test.cpp).
   std::uint64_t seed = 1;
+  /// A checkpoint's (hybrid_checkpoint.hpp); what it lacks is drawn.
+  std::shared_ptr<const HybridWeights> stored{};
 };
 
 /// The names of the tiny presets, and of those and the small ones.

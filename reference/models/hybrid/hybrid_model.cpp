@@ -200,8 +200,8 @@ void HybridModel::forward(std::span<const HybridRow> rows, const SlotPool& kv,
   Array<double, 2> h(Shape<2>{T, model.config.hidden}), x(h.shape());
   for (const PackedRow& row : batch.rows)
     for (std::int64_t i = 0; i < row.range.size(); ++i)
-      drawn_embedding(model.weights, row.row->tokens[static_cast<std::size_t>(i)],
-                      {&h(row.range.begin + i, 0), static_cast<std::size_t>(model.config.hidden)});
+      embed(model.weights, row.row->tokens[static_cast<std::size_t>(i)],
+            {&h(row.range.begin + i, 0), static_cast<std::size_t>(model.config.hidden)});
   for (std::size_t i = 0; i < model.units.size(); ++i) {
     rms_norm<double>(h, model.norms[i], model.config.eps, x);
     if (model.units[i]->conv_size() > 0)

@@ -58,13 +58,28 @@ double element(const HybridTensorName& tensor, double u, std::size_t i) {
   return gain_of(name) * n / std::sqrt(static_cast<double>(tensor.shape.back()));
 }
 
+HybridTensor drawn_tensor(const HybridTensorName& tensor, std::uint64_t seed) {
+  std::size_t count = 1;
+  for (const std::int64_t extent : tensor.shape) count *= static_cast<std::size_t>(extent);
+  HybridTensor drawn{tensor.shape, std::vector<double>(count)};
+  const std::uint64_t stream = stream_of(tensor.name);
+  for (std::size_t i = 0; i < count; ++i)
+    drawn.values[i] = element(tensor, uniform(seed, stream, i), i);
+  return drawn;
+}
+
 }  // namespace
 
 double drawn_number(std::uint64_t seed, std::string_view name, std::uint64_t index) {
   return spread(uniform(seed, stream_of(name), index));
 }
 
-void drawn_embedding(const HybridWeights& weights, std::uint64_t token, std::span<double> out) {
+void embed(const HybridWeights& weights, std::uint64_t token, std::span<double> out) {
+  if (token < weights.embedding.values.size() / out.size()) {
+    std::ranges::copy(std::span(weights.embedding.values).subspan(token * out.size(), out.size()),
+                      out.begin());
+    return;
+  }
   static const std::uint64_t kStream = stream_of("embedding");
   const std::uint64_t stream = mix64(kStream ^ mix64(token));
   for (std::size_t i = 0; i < out.size(); ++i)
@@ -73,16 +88,17 @@ void drawn_embedding(const HybridWeights& weights, std::uint64_t token, std::spa
 
 HybridWeights drawn_hybrid(const HybridConfig& config, std::uint64_t seed) {
   HybridWeights weights{.seed = seed};
-  for (const HybridTensorName& tensor : hybrid_tensors(config)) {
-    std::size_t count = 1;
-    for (const std::int64_t extent : tensor.shape) count *= static_cast<std::size_t>(extent);
-    HybridTensor& drawn = weights.tensors[tensor.name];
-    drawn.shape = tensor.shape;
-    drawn.values.resize(count);
-    const std::uint64_t stream = stream_of(tensor.name);
-    for (std::size_t i = 0; i < count; ++i)
-      drawn.values[i] = element(tensor, uniform(seed, stream, i), i);
-  }
+  for (const HybridTensorName& tensor : hybrid_tensors(config))
+    weights.tensors[tensor.name] = drawn_tensor(tensor, seed);
+  return weights;
+}
+
+HybridWeights hybrid_weights(const HybridConfig& config) {
+  if (config.stored == nullptr) return drawn_hybrid(config);
+  HybridWeights weights = *config.stored;
+  for (const HybridTensorName& tensor : hybrid_tensors(config))
+    if (!weights.tensors.contains(tensor.name))
+      weights.tensors[tensor.name] = drawn_tensor(tensor, config.seed);
   return weights;
 }
 
@@ -91,7 +107,7 @@ HybridTensor embedding_table(const HybridConfig& config, const HybridWeights& we
   const auto D = static_cast<std::size_t>(config.hidden);
   HybridTensor table{{config.vocabulary, config.hidden}, std::vector<double>(V * D)};
   for (std::size_t token = 0; token < V; ++token)
-    drawn_embedding(weights, token, std::span(table.values).subspan(token * D, D));
+    embed(weights, token, std::span(table.values).subspan(token * D, D));
   return table;
 }
 

@@ -41,6 +41,7 @@ struct HybridTensor {
 struct HybridWeights {
   std::uint64_t seed = 1;      ///< of the embedding
   double embedding_scale = 1;  ///< standard deviation of the embedding's elements
+  HybridTensor embedding{};    ///< rows of the first tokens; other tokens are drawn
   std::map<std::string, HybridTensor> tensors{};
 };
 
@@ -48,13 +49,16 @@ struct HybridWeights {
 double drawn_number(std::uint64_t seed, std::string_view name, std::uint64_t index);
 
 /// Writes the embedding of a token, of as many elements as `out` has.
-void drawn_embedding(const HybridWeights& weights, std::uint64_t token, std::span<double> out);
+void embed(const HybridWeights& weights, std::uint64_t token, std::span<double> out);
 
 /// Weights by the laws above.
 HybridWeights drawn_hybrid(const HybridConfig& config, std::uint64_t seed);
 inline HybridWeights drawn_hybrid(const HybridConfig& config) {
   return drawn_hybrid(config, config.seed);
 }
+
+/// The stored weights of a configuration, and by the laws above what they lack.
+HybridWeights hybrid_weights(const HybridConfig& config);
 
 /// The rows of an embedding table for tokens 0 … vocabulary - 1, as a checkpoint has it.
 HybridTensor embedding_table(const HybridConfig& config, const HybridWeights& weights);

@@ -366,7 +366,7 @@ TEST(HybridWeights, dependOnNameAndIndexAlone) {
   std::set<std::vector<double>> embeddings;
   for (int bit = 0; bit < 64; ++bit) {
     std::vector<double> embedding(32);
-    reference::drawn_embedding(all, std::uint64_t{1} << bit, embedding);
+    reference::embed(all, std::uint64_t{1} << bit, embedding);
     embeddings.insert(embedding);
   }
   EXPECT_EQ(embeddings.size(), 64u);

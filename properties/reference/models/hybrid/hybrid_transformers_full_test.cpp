@@ -7,6 +7,7 @@
 
 #include "properties/reference/models/hybrid/hybrid_memory.hpp"
 #include "properties/support/program.hpp"
+#include "reference/models/hybrid/hybrid_checkpoint.hpp"
 #include "reference/models/safetensors.hpp"
 
 namespace lockstep {
@@ -17,15 +18,11 @@ using reference::WrittenTensor;
 
 constexpr std::size_t kTexts = 3, kTokens = 48;
 
-/// Writes the preset's weights by their names in a checkpoint, three texts (`tokens`) and the
-/// logits after each of their tokens (`logits`).
-void write_preset(std::string_view preset, const std::string& path) {
-  const HybridModel model = preset_model(preset);
-  std::map<std::string, WrittenTensor> tensors;
-  for (const auto& [name, tensor] : model.weights().tensors)
-    tensors[name] = {tensor.shape, tensor.values};
-  const auto table = reference::embedding_table(model.config(), model.weights());
-  tensors[model.config().embedding] = {table.shape, table.values};
+using Tensors = std::map<std::string, WrittenTensor>;
+
+/// Writes three texts (`tokens`) and the logits after each of their tokens (`logits`), beside other
+/// tensors.
+void write_logits(const HybridModel& model, Tensors tensors, const std::string& path) {
   Numbers tokens, logits;
   for (std::uint64_t i = 0; i < kTexts; ++i) {
     const Text text = drawn_text(i, kTokens, model.vocabulary());
@@ -39,6 +36,29 @@ void write_preset(std::string_view preset, const std::string& path) {
   ASSERT_TRUE(written) << written.error().text;
 }
 
+/// The preset's weights by their names in a checkpoint, and its logits.
+void write_preset(std::string_view preset, const std::string& path) {
+  const HybridModel model = preset_model(preset);
+  Tensors tensors;
+  for (const auto& [name, tensor] : model.weights().tensors)
+    tensors[name] = {tensor.shape, tensor.values};
+  const auto table = reference::embedding_table(model.config(), model.weights());
+  tensors[model.config().embedding] = {table.shape, table.values};
+  write_logits(model, tensors, path);
+}
+
+/// The exit status of the script with these words; `said` is what it prints.
+int script(const std::string& words, const ScratchFolder& folder, std::string& said) {
+  const std::string log = folder.path("said");
+  const std::string command = "python3 " + std::string(LOCKSTEP_SOURCE_DIR) +
+                              "/fixtures/subjects/transformers " + words + " >" + log + " 2>&1";
+  const int status = std::system(command.c_str());  // NOLINT(cert-env33-c): it runs our own script
+  said = read_text(log);
+  return WEXITSTATUS(status);
+}
+
+constexpr int kSkipped = 77;
+
 // LOCKSTEP_HYBRID_LOGITS=FILE writes the classes' logits that fixtures/models/hybrid_logits.json
 // has.
 TEST(HybridModels, agreeWithTheClassesOfTransformers) {
@@ -46,14 +66,27 @@ TEST(HybridModels, agreeWithTheClassesOfTransformers) {
   for (const std::string_view preset : reference::hybrid_presets())
     write_preset(preset, folder.path(std::string(preset) + ".safetensors"));
   const char* const record = std::getenv("LOCKSTEP_HYBRID_LOGITS");
-  const std::string script = std::string(LOCKSTEP_SOURCE_DIR) + "/fixtures/subjects/transformers";
-  const std::string said = folder.path("said");
-  const std::string command = "python3 " + script + " compare " + folder.path("") + " " +
-                              (record != nullptr ? record : "") + " >" + said + " 2>&1";
-  const int status = std::system(command.c_str());  // NOLINT(cert-env33-c): it runs our own script
-  const std::string text = read_text(said);
-  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << text;
-  EXPECT_EQ(status, 0) << text;
+  std::string said;
+  const int status =
+      script("compare " + folder.path("") + " " + (record != nullptr ? record : ""), folder, said);
+  if (status == kSkipped) GTEST_SKIP() << said;
+  EXPECT_EQ(status, 0) << said;
+}
+
+// Checkpoints that the classes write are read with their own config.json.
+TEST(HybridModels, ofCheckpointsAgreeWithTheClassesThatWroteThem) {
+  const ScratchFolder folder;
+  std::string said;
+  const int status = script("save " + folder.path(""), folder, said);
+  if (status == kSkipped) GTEST_SKIP() << said;
+  ASSERT_EQ(status, 0) << said;
+  for (const std::string_view preset : reference::hybrid_presets()) {
+    const std::string path = folder.path(std::string(preset));
+    const Result<reference::HybridConfig> read = reference::read_hybrid(path);
+    ASSERT_TRUE(read) << read.error().text;
+    write_logits({*read, reference::hybrid_weights(*read)}, {}, path + ".safetensors");
+  }
+  EXPECT_EQ(script("compare " + folder.path(""), folder, said), 0) << said;
 }
 
 }  // namespace

@@ -1,0 +1,220 @@
+// Checkpoints of hybrid models: with the config.json that transformers writes
+// (fixtures/models/hybrid_configs.json) and weights by its names, a model has the logits of its
+// preset; what is missing, wrong or unknown is named.
+#include "reference/models/hybrid/hybrid_checkpoint.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "properties/reference/models/hybrid/hybrid_memory.hpp"
+#include "properties/support/program.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using nlohmann::json;
+using testing::HasSubstr;
+
+struct Floats {
+  std::vector<std::int64_t> shape;
+  std::vector<float> values;
+};
+
+std::string safetensors_of(const std::map<std::string, Floats>& tensors) {
+  json header = json::object();
+  std::string data;
+  for (const auto& [name, tensor] : tensors) {
+    const std::size_t begin = data.size(), bytes = tensor.values.size() * sizeof(float);
+    data.append(reinterpret_cast<const char*>(tensor.values.data()), bytes);
+    header[name] = {
+        {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {begin, begin + bytes}}};
+  }
+  const std::string text = header.dump();
+  const std::uint64_t size = text.size();
+  return std::string(reinterpret_cast<const char*>(&size), sizeof size) + text + data;
+}
+
+/// A preset as a checkpoint: numbers are rounded to float, experts stand one by one.
+struct Checkpoint {
+  explicit Checkpoint(const std::string& preset) {
+    config = json::parse(read_text(std::string(LOCKSTEP_SOURCE_DIR) +
+                                   "/fixtures/models/hybrid_configs.json"))[preset];
+    model = *reference::hybrid_preset(preset);
+    weights = reference::drawn_hybrid(model);
+    weights.embedding = reference::embedding_table(model, weights);
+    for (auto& [name, tensor] : weights.tensors) round(tensor);
+    round(weights.embedding);
+    for (const auto& [name, tensor] : weights.tensors) store(name, tensor);
+    store(model.embedding, weights.embedding);
+  }
+
+  static void round(reference::HybridTensor& tensor) {
+    for (double& x : tensor.values) x = static_cast<double>(static_cast<float>(x));
+  }
+  void add(const std::string& name, std::vector<std::int64_t> shape,
+           std::span<const double> values) {
+    const bool is_nemotron = config["model_type"] == "nemotron_h" && name.starts_with("model.");
+    Floats& stored = tensors[is_nemotron ? "backbone." + name.substr(6) : name];
+    stored = {std::move(shape), {values.begin(), values.end()}};
+  }
+  void store(const std::string& name, const reference::HybridTensor& tensor) {
+    const std::size_t at = name.rfind(".experts.");
+    if (at == std::string::npos || name.find("shared") != std::string::npos)
+      return add(name, tensor.shape, tensor.values);
+    const std::string part = name.substr(at + 9);
+    const bool is_pair = part == "gate_up_proj";
+    const std::int64_t rows = tensor.shape[1] / (is_pair ? 2 : 1), columns = tensor.shape[2];
+    const auto size = static_cast<std::size_t>(rows * columns);
+    std::span<const double> rest = tensor.values;
+    for (std::int64_t expert = 0; expert < tensor.shape[0]; ++expert)
+      for (const std::string& one :
+           is_pair ? std::vector<std::string>{"gate_proj", "up_proj"} : std::vector{part}) {
+        add(name.substr(0, at + 9) + std::to_string(expert) + "." + one + ".weight",
+            {rows, columns}, rest.first(size));
+        rest = rest.subspan(size);
+      }
+  }
+
+  Result<reference::HybridConfig> read() const {
+    folder.write("config.json", config.dump());
+    folder.write("model.safetensors", safetensors_of(tensors));
+    return reference::read_hybrid(folder.path(""));
+  }
+  /// The sentence, without the folder.
+  std::string refusal() const {
+    const auto found = read();
+    if (found) return "";
+    const std::string path = folder.path("");
+    std::string text = found.error().text;
+    if (text.starts_with(path)) text = text.substr(path.size());
+    return text.starts_with("/") ? text.substr(1) : text;
+  }
+
+  ScratchFolder folder;
+  json config;
+  reference::HybridConfig model;
+  reference::HybridWeights weights;
+  std::map<std::string, Floats> tensors;
+};
+
+TEST(HybridCheckpoint, hasTheLogitsOfItsWeights) {
+  for (const std::string_view preset : reference::hybrid_presets()) {
+    const Checkpoint one{std::string(preset)};
+    const auto read = one.read();
+    ASSERT_TRUE(read) << read.error().text;
+    const HybridModel wanted(one.model, one.weights),
+        model(*read, reference::hybrid_weights(*read));
+    const Text text = drawn_text(1, 24, wanted.vocabulary());
+    EXPECT_EQ(plain_run(model, text).logits, plain_run(wanted, text).logits) << preset;
+  }
+}
+
+// A token beyond the vocabulary is drawn, with the deviation of the table.
+TEST(HybridCheckpoint, tokensBeyondTheVocabularyDiffer) {
+  Checkpoint one("tiny-qwen3");
+  for (float& x : one.tensors.at("model.embed_tokens.weight").values) x *= 3;
+  const auto read = one.read();
+  ASSERT_TRUE(read);
+  const reference::HybridWeights weights = reference::hybrid_weights(*read);
+  Numbers a(32), b(32), c(32);
+  reference::embed(weights, 63, a);
+  reference::embed(weights, 64, b);
+  reference::embed(weights, 65, c);
+  EXPECT_EQ(a, Numbers(weights.embedding.values.end() - 32, weights.embedding.values.end()));
+  EXPECT_NE(b, c);
+  EXPECT_NEAR(weights.embedding_scale, 3, 0.1);
+}
+
+TEST(HybridCheckpoint, mayTieItsHeadAndNameItsLayersByAPattern) {
+  Checkpoint tied("tiny-qwen3");
+  tied.config["tie_word_embeddings"] = true;
+  tied.tensors.erase("lm_head.weight");
+  const auto read = tied.read();
+  ASSERT_TRUE(read) << read.error().text;
+  EXPECT_EQ(reference::hybrid_weights(*read).tensors.at("lm_head.weight").values,
+            tied.weights.embedding.values);
+  Checkpoint pattern("tiny-nemotron-h");
+  pattern.config.erase("layers_block_type");
+  pattern.config["hybrid_override_pattern"] = "ME*M-";
+  EXPECT_EQ(pattern.refusal(), "");
+}
+
+TEST(HybridCheckpoint, mayStandInSeveralFiles) {
+  const auto read = [](const std::string& place_of_the_norm) {
+    Checkpoint one("tiny-qwen3");
+    std::map<std::string, Floats> first, second;
+    json map = json::object();
+    for (const auto& [name, tensor] : one.tensors) {
+      const bool is_first = name < "model.layers.1";
+      (is_first ? first : second)[name] = tensor;
+      map[name] = is_first ? "a.safetensors" : "b.safetensors";
+    }
+    if (place_of_the_norm == "both") first["model.norm.weight"] = second["model.norm.weight"];
+    if (place_of_the_norm == "outside") map["model.norm.weight"] = "../b.safetensors";
+    one.folder.write("a.safetensors", safetensors_of(first));
+    one.folder.write("b.safetensors", safetensors_of(second));
+    one.folder.write("model.safetensors.index.json", json{{"weight_map", map}}.dump());
+    one.tensors.clear();
+    return one.refusal();
+  };
+  EXPECT_EQ(read("one file"), "");
+  EXPECT_EQ(read("both"), "b.safetensors: model.norm.weight is in another file, too");
+  EXPECT_EQ(read("outside"),
+            "model.safetensors.index.json: weight_map: model.norm.weight is in "
+            "\"../b.safetensors\", no file beside it");
+}
+
+TEST(HybridCheckpoint, isRefusedWithTheFieldOrTensor) {
+  const auto refused = [](const char* preset, const auto& spoil) {
+    Checkpoint one(preset);
+    spoil(one);
+    return one.refusal();
+  };
+  EXPECT_EQ(refused("tiny-qwen3", [](Checkpoint& one) { one.config["model_type"] = "gpt2"; }),
+            "config.json: model_type is \"gpt2\"; nemotron_h, qwen3_next, deepseek_v3 and qwen3 "
+            "are known");
+  EXPECT_EQ(refused("tiny-nemotron-h", [](Checkpoint& one) { one.config.erase("n_groups"); }),
+            "config.json: n_groups is null, no size from 1 to 16777216");
+  EXPECT_EQ(refused("tiny-nemotron-h",
+                    [](Checkpoint& one) { one.config["layers_block_type"][1] = "rwkv"; }),
+            "config.json: layers_block_type has \"rwkv\"");
+  EXPECT_EQ(
+      refused("tiny-qwen3-next", [](Checkpoint& one) { one.config["norm_topk_prob"] = false; }),
+      "config.json: norm_topk_prob is false; only true is known here");
+  EXPECT_EQ(refused("tiny-deepseek-v3",
+                    [](Checkpoint& one) { one.config["rope_parameters"]["beta_fast"] = 16; }),
+            "config.json: beta_fast is 16; only 32 is known here");
+  EXPECT_EQ(refused("tiny-qwen3", [](Checkpoint& one) { one.config["rope_parameters"] = 3; }),
+            "config.json: rope_type is null; only \"default\" is known here");
+  EXPECT_EQ(refused("tiny-deepseek-v3", [](Checkpoint& one) { one.config["topk_group"] = 5; }),
+            "config.json: 2 of 8 experts in 5 of 4 groups cannot be chosen");
+  EXPECT_EQ(refused("tiny-window", [](Checkpoint& one) { one.config["sliding_window"] = nullptr; }),
+            "config.json: sliding_window is null, no size from 1 to 16777216");
+  EXPECT_THAT(refused("tiny-qwen3", [](Checkpoint& one) { one.config["vocab_size"] = 1 << 24; }),
+              HasSubstr("config.json: such a model has more than 134217728 numbers"));
+  EXPECT_THAT(refused("tiny-qwen3", [](Checkpoint& one) { one.tensors.erase("lm_head.weight"); }),
+              HasSubstr("lm_head.weight is missing"));
+  EXPECT_THAT(refused("tiny-qwen3-next",
+                      [](Checkpoint& one) {
+                        one.tensors.erase("model.layers.1.mlp.experts.3.up_proj.weight");
+                      }),
+              HasSubstr("model.layers.1.mlp.experts.3.up_proj.weight is missing"));
+  EXPECT_THAT(refused("tiny-nemotron-h",
+                      [](Checkpoint& one) {
+                        one.tensors.at("backbone.layers.0.mixer.D").shape = {2, 2};
+                      }),
+              HasSubstr("backbone.layers.0.mixer.D has the shape [2,2], config.json asks for [4]"));
+  EXPECT_THAT(refused("tiny-qwen3",
+                      [](Checkpoint& one) {
+                        one.tensors["model.layers.7.norm"] = {{1}, {0}};
+                      }),
+              HasSubstr("model.layers.7.norm is no tensor of this model"));
+}
+
+}  // namespace
+}  // namespace lockstep
