@@ -220,7 +220,7 @@ class Comparer {
       Config own = config_;
       std::string share_of_its_own;
       without(NamedPolicy::of(name).settings, {"state_share"}, &share_of_its_own);
-      if (const Result<void> set = own.set_all(share_of_its_own); !set) return set;
+      if (Result<void> set = own.set_all(share_of_its_own); !set) return set;
       const std::int64_t share = own.state_share == 0 ? kDefaultStateShare : own.state_share;
       row.state_slots = std::min(left / 1000 * share / model_.state_bytes, kMostSlots);
       if (row.state_slots == 0) return refuse("state");

@@ -88,7 +88,7 @@ std::optional<std::vector<std::int64_t>> numbers_in(std::string_view text, std::
 
 /// A positive number of the field, in units of 1 / 1000, not above a million.
 Result<std::int64_t> thousandths(const Record& record, std::string_view field) {
-  const Result<std::int64_t> value = record.time(field, 1000);
+  Result<std::int64_t> value = record.time(field, 1000);
   if (value && (*value < 1 || *value > 1'000'000'000))
     return record.error(field, fmt::format("{} is not between 0.001 and a million",
                                            static_cast<double>(*value) / 1000));
@@ -148,7 +148,7 @@ Result<void> read_kernel(const LayerKernel& what, std::string_view card, const s
   Kernel kernel{&what, {}, 0, 0, 0, 0};
   std::vector<RecordedTimes::Case> cases;
   for (const Record& row : *rows)
-    if (const Result<void> added = add_case(row, kernel, cases); !added) return added;
+    if (Result<void> added = add_case(row, kernel, cases); !added) return added;
   if (cases.empty())
     return file.error("speed", fmt::format("no `case` has the form `{}`", what.cases[0]));
   const bool is_used = has_word(*gpu, card);
