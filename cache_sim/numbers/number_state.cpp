@@ -315,10 +315,8 @@ void NumberState::compare(const OpenRow& row, std::span<const double> logits) {
                                   "without a cache"));
   if (moved || starts_wrong) return report(row, moved.value_or(std::string(kOnlyReadsWrong)), base);
   if (row.has_state && row.wrong_label)
-    findings_.push_back({FindingKind::number_agrees,
-                         fmt::format("{} {}, and its numbers are those of a run without a cache",
-                                     row_text(row.begin, row.end, row.text), row.wrong_label->text),
-                         "other numbers", "the right ones"});
+    findings_.push_back(number_agrees(row_text(row.begin, row.end, row.text), *row.wrong_label,
+                                      "a run without a cache"));
 }
 
 void NumberState::report(const OpenRow& row, const std::string& moved, Truth::Node base) {

@@ -28,6 +28,12 @@ std::optional<Finding> wrong_state_label(const LabelState& labels, const Forward
   return found;
 }
 
+Finding number_agrees(std::string_view read, const Finding& wrong_label, std::string_view of) {
+  return {FindingKind::number_agrees,
+          fmt::format("{} {}, and its numbers are those of {}", read, wrong_label.text, of),
+          "other numbers", "the right ones"};
+}
+
 std::optional<Finding> wrong_kv_label(const LabelState& labels, const Tokens& text, KvSlots slots,
                                       std::span<const std::uint32_t> layers) {
   std::optional<Finding> found;

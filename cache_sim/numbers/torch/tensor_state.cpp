@@ -271,13 +271,17 @@ void TensorState::compare(const OpenRow& open, std::span<const float> logits) {
         open.request.text(), static_cast<std::uint32_t>(row.begin + row.size() - row.padding),
         logits_of(logits, row.sampled() - 1, V),
         logits_of(open.truth->logits, row.sampled() - 1, V), "the row alone"));
-  if (!moved && open.wrong_state.empty()) return;
+  const auto end = static_cast<std::uint32_t>(row.begin + row.size() - row.padding);
+  const std::string read = row_text(static_cast<std::uint32_t>(row.begin), end, open.text);
+  if (!moved && open.wrong_state.empty()) {
+    if (row.has_state && open.wrong_label)
+      findings_.push_back(number_agrees(read, *open.wrong_label, "the row alone"));
+    return;
+  }
   const std::string off = moved.value_or(std::string(kOnlyReadsWrong));
   std::string where = open.wrong_state;
   if (where.empty()) where = wrong_kv(open);
   if (where.empty()) where = kReadsRight;
-  const auto end = static_cast<std::uint32_t>(row.begin + row.size() - row.padding);
-  const std::string read = row_text(static_cast<std::uint32_t>(row.begin), end, open.text);
   std::optional<Finding> wrong = open.wrong_label;
   if (!wrong && labels_ != nullptr)
     wrong = wrong_kv_label(*labels_, open.text,

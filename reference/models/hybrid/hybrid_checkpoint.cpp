@@ -387,6 +387,15 @@ class Weights {
     }
     return all;
   }
+  bool has(const std::string& name) { return find(name) != stored_.end(); }
+  /// DeepSeek-V3's checkpoint has another copy of the embedding and the head in its draft module.
+  Result<void> take_copy(const std::string& name, const HybridTensor& original) {
+    if (!has(name)) return {};
+    return one(name, original.shape).and_then([&](const HybridTensor& copy) -> Result<void> {
+      if (copy.values == original.values) return {};
+      return fail(fmt::format("{}: {} is no copy of the model's", folder_, name));
+    });
+  }
   Result<void> check_empty() const {
     if (stored_.empty()) return {};
     return fail(fmt::format("{}: {} is no tensor of this model", folder_, stored_.begin()->first));
@@ -413,6 +422,23 @@ class Weights {
   Stored stored_;
   std::string folder_;
 };
+
+/// Takes the draft module's tensors, if it is there.
+Result<void> take_draft(const HybridConfig& model, Weights& files, HybridWeights& weights) {
+  const std::optional<HybridConfig> draft = hybrid_draft(model);
+  if (!draft || !files.has(draft->draft->projection)) return {};
+  for (const HybridTensorName& tensor : hybrid_tensors(*draft)) {
+    if (weights.tensors.contains(tensor.name)) continue;  // the head
+    auto taken = files.take(tensor);
+    if (!taken) return tl::unexpected(taken.error());
+    weights.tensors.emplace(tensor.name, std::move(*taken));
+  }
+  const std::string& norm = draft->last_norm;
+  const std::string at = norm.substr(0, norm.find("shared_head."));
+  return files.take_copy(at + "embed_tokens.weight", weights.embedding).and_then([&] {
+    return files.take_copy(at + "shared_head.head.weight", weights.tensors.at("lm_head.weight"));
+  });
+}
 
 }  // namespace
 
@@ -443,9 +469,11 @@ Result<HybridConfig> read_hybrid(const std::string& folder) {
     if (!taken) return tl::unexpected(taken.error());
     weights->tensors.emplace(tensor.name, std::move(*taken));
   }
-  if (const auto empty = files.check_empty(); !empty) return tl::unexpected(empty.error());
   weights->embedding = std::move(weights->tensors.extract(model.embedding).mapped());
   if (configured->is_tied) weights->tensors["lm_head.weight"] = weights->embedding;
+  const Result<void> rest =
+      take_draft(model, files, *weights).and_then([&] { return files.check_empty(); });
+  if (!rest) return tl::unexpected(rest.error());
   double squares = 0;
   for (const double x : weights->embedding.values) squares += x * x;
   weights->embedding_scale =

@@ -23,7 +23,7 @@ namespace lockstep::reference {
 /// have their rows of its embedding, others are drawn with its deviation. Errors are one sentence
 /// with the file, and the field or tensor: a setting that is not known here, a tensor that is
 /// missing, of another shape, or of no unit. A model has at most 2^27 numbers: they are kept in
-/// double.
+/// double. The weights have the tensors of hybrid_draft() where the checkpoint has them.
 Result<HybridConfig> read_hybrid(const std::string& folder);
 
 }  // namespace lockstep::reference

@@ -10,13 +10,21 @@ std::string layer(std::int64_t i) {
   return "model.layers." + std::to_string(i) + ".";
 }
 
-/// A layer of Qwen's and DeepSeek's families: a mixer and a feed-forward unit, each behind a norm.
+/// The layer at a prefix in Qwen's and DeepSeek's families: a mixer and a feed-forward unit, each
+/// behind a norm.
+template <class Mixer, class Forward>
+void add_layer_at(HybridConfig& model, const std::string& at, const char* mixer_name,
+                  const Mixer& mixer, const Forward& forward) {
+  model.units.push_back({at + "input_layernorm.weight", at + mixer_name, mixer});
+  model.units.push_back({at + "post_attention_layernorm.weight", at + "mlp.", forward});
+}
+
+/// The next layer of the model.
 template <class Mixer, class Forward>
 void add_layer(HybridConfig& model, const char* mixer_name, const Mixer& mixer,
                const Forward& forward) {
-  const std::string at = layer(static_cast<std::int64_t>(model.units.size()) / 2);
-  model.units.push_back({at + "input_layernorm.weight", at + mixer_name, mixer});
-  model.units.push_back({at + "post_attention_layernorm.weight", at + "mlp.", forward});
+  add_layer_at(model, layer(static_cast<std::int64_t>(model.units.size()) / 2), mixer_name, mixer,
+               forward);
 }
 
 HybridConfig nemotron_h() {
@@ -246,8 +254,32 @@ std::optional<HybridConfig> hybrid_preset(std::string_view name) {
   return std::nullopt;
 }
 
+std::optional<HybridConfig> hybrid_draft(const HybridConfig& model) {
+  std::size_t last = 0;
+  for (std::size_t i = 0; i < model.units.size(); ++i)
+    if (std::holds_alternative<AttentionUnit>(model.units[i].kind) ||
+        std::holds_alternative<LatentUnit>(model.units[i].kind))
+      last = i;
+  const bool latent = std::holds_alternative<LatentUnit>(model.units[last].kind);
+  if (!latent && !model.zero_centred_norms) return std::nullopt;
+  const std::string at =
+      latent ? layer(static_cast<std::int64_t>(model.units.size()) / 2) : "mtp.layers.0.";
+  HybridConfig draft = model;
+  draft.units.clear();
+  add_layer_at(draft, at, "self_attn.", model.units[last].kind, model.units[last + 1].kind);
+  draft.last_norm = latent ? at + "shared_head.norm.weight" : "mtp.norm.weight";
+  draft.draft = latent ? DraftInput{at + "enorm.weight", at + "hnorm.weight", at + "eh_proj.weight"}
+                       : DraftInput{"mtp.pre_fc_norm_embedding.weight",
+                                    "mtp.pre_fc_norm_hidden.weight", "mtp.fc.weight"};
+  return draft;
+}
+
 std::vector<HybridTensorName> hybrid_tensors(const HybridConfig& config) {
   std::vector<HybridTensorName> list;
+  if (config.draft)
+    list = {{config.draft->embedding_norm, {config.hidden}},
+            {config.draft->hidden_norm, {config.hidden}},
+            {config.draft->projection, {config.hidden, 2 * config.hidden}}};
   for (const HybridUnit& unit : config.units) {
     list.push_back({unit.norm, {config.hidden}});
     const Add add = [&](const std::string& name, std::vector<std::int64_t> shape) {

@@ -81,6 +81,11 @@ struct HybridUnit {
 
 struct HybridWeights;
 
+/// The names of what makes a draft module's input.
+struct DraftInput {
+  std::string embedding_norm, hidden_norm, projection;
+};
+
 struct HybridConfig {
   std::string name;
   std::int64_t hidden, vocabulary;  ///< the head tells `vocabulary` tokens apart
@@ -88,6 +93,7 @@ struct HybridConfig {
   bool zero_centred_norms = false;  ///< norms multiply by 1 + weight
   std::string embedding = "model.embed_tokens.weight", last_norm = "model.norm.weight";
   std::vector<HybridUnit> units{};
+  std::optional<DraftInput> draft{};  ///< of a draft module: hybrid_draft()
   /// Of a preset's weights: one of twelve that shows the mistakes of a cache well
   /// (properties/reference/models/hybrid/hybrid_sensitivity_test.cpp).
   std::uint64_t seed = 1;
@@ -101,6 +107,28 @@ const std::vector<std::string_view>& hybrid_presets_of_both_sizes();
 
 /// The preset of that name; null where there is none.
 std::optional<HybridConfig> hybrid_preset(std::string_view name);
+
+/// The module with which a model of DeepSeek-V3's or Qwen3-Next's family drafts (multi-token
+/// prediction, NextN): DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2, as in
+/// transformers 5.23 (modeling_layers.py, MtpLayer), vLLM and SGLang. It is one more layer, of the
+/// sizes of the model's last layer with attention and with KV of its own. At the place of token t
+///
+///   h = projection [norm(embedding of token t + 1) | norm(hidden)]
+///   h += unit(rms_norm(h)),   logits of token t + 2 = head rms_norm(h)
+///
+/// where `hidden` is the head's input after token t, in the model or, for a draft after a draft, in
+/// the module. Embedding and head are the model's. At place 0 vLLM's deepseek_mtp.py takes zeros
+/// for the embedding; transformers, SGLang and this do not.
+///
+///   here             DeepSeek-V3, layer I             Qwen3-Next
+///   units            model.layers.I                   mtp.layers.0
+///   embedding_norm   model.layers.I.enorm             mtp.pre_fc_norm_embedding
+///   hidden_norm      model.layers.I.hnorm             mtp.pre_fc_norm_hidden
+///   projection       model.layers.I.eh_proj           mtp.fc
+///   last_norm        model.layers.I.shared_head.norm  mtp.norm
+///
+/// I is the number of the model's layers. Null for other families.
+std::optional<HybridConfig> hybrid_draft(const HybridConfig& model);
 
 struct HybridTensorName {
   std::string name;

@@ -12,8 +12,10 @@ struct HybridModel::Inside {
   HybridConfig config;
   HybridWeights weights;
   std::vector<std::unique_ptr<Unit>> units{};
-  std::vector<Array<double, 1>> norms{};  ///< by unit, then the last one
-  TensorView<const double, 2> head{};     // [vocabulary, hidden]
+  std::vector<Array<double, 1>> norms{};        ///< by unit, then the last one
+  TensorView<const double, 2> head{};           // [vocabulary, hidden]
+  std::vector<Array<double, 1>> input_norms{};  ///< of a draft module: embedding's, hidden's
+  TensorView<const double, 2> projection{};     // [hidden, 2 hidden]
   std::size_t kv_size = 0, recurrent_size = 0, state_size = 0;
   std::size_t kv_layers = 0, state_layers = 0;  ///< units that have KV, or a state
   std::vector<HybridPart> parts{};
@@ -24,6 +26,20 @@ struct HybridModel::Inside {
   void for_states(const HybridRow& row, const Act& act) const {
     for (const HybridPart& part : state_parts)
       act(part, row.state + PackedRow::distance(row.state_layers, part.layer));
+  }
+
+  /// Makes the input of a draft module of the embeddings in h, [T, hidden].
+  void join(const Batch& batch, Array<double, 2>& h) const {
+    const std::int64_t T = h.extent(0), D = config.hidden;
+    Array<double, 2> both(Shape<2>{T, 2 * D});
+    const auto half = [&](std::int64_t first, std::int64_t rows, std::int64_t column) {
+      return make_view(&both(first, column), Shape<2>{rows, D}, Shape<2>{2 * D, 1});
+    };
+    rms_norm<double>(h, input_norms[0], config.eps, half(0, T, 0));
+    for (const PackedRow& row : batch.rows)
+      rms_norm<double>(make_view(row.row->hidden, Shape<2>{row.range.size(), D}), input_norms[1],
+                       config.eps, half(row.range.begin, row.range.size(), D));
+    mapped(h.view()) = mapped(projected<double>(both, projection).view());
   }
 };
 
@@ -103,8 +119,16 @@ void leave_inputs(const Inputs& x, const Batch& batch, std::size_t layer, std::s
 HybridModel::HybridModel(HybridConfig config, HybridWeights weights) {
   auto inside = std::make_unique<Inside>(Inside{std::move(config), std::move(weights)});
   const HybridConfig& c = inside->config;
-  const HybridTensor& head = inside->weights.tensors.at("lm_head.weight");
-  inside->head = make_view(head.values.data(), Shape<2>{c.vocabulary, c.hidden});
+  const auto matrix = [&](const std::string& name, std::int64_t rows, std::int64_t columns) {
+    return make_view<const double>(inside->weights.tensors.at(name).values.data(),
+                                   Shape<2>{rows, columns});
+  };
+  inside->head = matrix("lm_head.weight", c.vocabulary, c.hidden);
+  if (c.draft) {
+    for (const std::string& name : {c.draft->embedding_norm, c.draft->hidden_norm})
+      inside->input_norms.push_back(norm_factors(c, inside->weights, name));
+    inside->projection = matrix(c.draft->projection, c.hidden, 2 * c.hidden);
+  }
   for (const HybridUnit& unit : c.units) {
     inside->units.push_back(make_unit(c, unit, inside->weights));
     inside->norms.push_back(norm_factors(c, inside->weights, unit.norm));
@@ -182,6 +206,8 @@ void HybridModel::forward(std::span<const HybridRow> rows, const SlotPool& kv,
   std::int64_t T = 0;
   std::size_t sampled = 0;
   for (const HybridRow& row : rows) {
+    require((row.hidden != nullptr) == model.config.draft.has_value(),
+            "rows of a draft module have hidden states, and no others");
     require(row.kv_places.empty() || row.kv_places.size() == model.kv_layers * row.kv.size(),
             "a row names all places of its KV");
     batch.rows.push_back(packed(row, T, batch.positions));
@@ -202,6 +228,7 @@ void HybridModel::forward(std::span<const HybridRow> rows, const SlotPool& kv,
     for (std::int64_t i = 0; i < row.range.size(); ++i)
       embed(model.weights, row.row->tokens[static_cast<std::size_t>(i)],
             {&h(row.range.begin + i, 0), static_cast<std::size_t>(model.config.hidden)});
+  if (model.config.draft) model.join(batch, h);
   for (std::size_t i = 0; i < model.units.size(); ++i) {
     rms_norm<double>(h, model.norms[i], model.config.eps, x);
     if (model.units[i]->conv_size() > 0)
@@ -221,8 +248,11 @@ void HybridModel::forward(std::span<const HybridRow> rows, const SlotPool& kv,
   for (const PackedRow& row : batch.rows) {
     const auto count = static_cast<std::int64_t>(row.row->sampled());
     const std::int64_t end = row.range.end - row.row->padding, first = end - count;
-    rms_norm<double>(cut(h.view(), first, end), model.norms.back(), model.config.eps,
-                     cut(x.view(), first, end));
+    const bool all = row.row->hidden_after != nullptr;
+    const std::int64_t from = all ? row.range.begin : first, to = all ? row.range.end : end;
+    rms_norm<double>(cut(h.view(), from, to), model.norms.back(), model.config.eps,
+                     cut(x.view(), from, to));
+    if (all) std::copy_n(&x(from, 0), (to - from) * model.config.hidden, row.row->hidden_after);
     mapped(make_view(out, Shape<2>{count, model.config.vocabulary})) =
         mapped(projected<double>(cut(x.view(), first, end), model.head).view());
     out += count * model.config.vocabulary;

@@ -70,6 +70,12 @@ struct HybridRow {
   /// By draft, its parent: 0 for the last token before the drafts, k for draft k. Empty: a chain.
   std::span<const std::int64_t> parents{};
 
+  /// [tokens, hidden], of a draft module: what stands beside the embedding of each token, which
+  /// comes after the token whose place this is. Null in any other model.
+  const double* hidden = nullptr;
+  /// [tokens, hidden], or null: what the head is given of each token goes there.
+  double* hidden_after = nullptr;
+
   std::int64_t inputs() const {
     return static_cast<std::int64_t>(tokens.size()) - drafts - padding;
   }

@@ -114,6 +114,24 @@ TEST(TensorModel, hasTheLogitsOfTheReference) {
   }
 }
 
+// A label that is wrong where the numbers are right is a fault of the harness itself.
+TEST(Tensors, thatAgreeUnderAWrongLabelAreReported) {
+  LabelState labels(8, 256);
+  TensorState state(truth_of("tiny-nemotron-h", cache_sim::host_layers()), 8, 256, 1, &labels);
+  Requests all("tiny-nemotron-h");
+  state.allocate_state(StateSlot{1});
+  state.LayerState::zero_state(StateSlot{1});
+  labels.allocate_state(StateSlot{1});
+  state.allocate_kv(all.kv[0]);
+  const Tokens tokens = text("a12");
+  state.forward(all.row(1, tokens, 0, 5));
+  state.launch({});
+  const Findings found = state.drain(false);
+  ASSERT_EQ(found.size(), 1u);  // of the label, which nobody has told that the state was zeroed
+  EXPECT_EQ(found[0].kind, FindingKind::number_agrees);
+  EXPECT_THAT(found[0].text, HasSubstr("and its numbers are those of the row alone"));
+}
+
 /// Latents of the tiny model are none of the kernels'.
 std::vector<std::string_view> presets_of_kernels() {
   std::vector<std::string_view> names = reference::hybrid_presets_of_both_sizes();

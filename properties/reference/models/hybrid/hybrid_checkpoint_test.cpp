@@ -144,6 +144,40 @@ TEST(HybridCheckpoint, mayTieItsHeadAndNameItsLayersByAPattern) {
   EXPECT_EQ(pattern.refusal(), "");
 }
 
+// A draft module stands beside the model, in DeepSeek-V3's checkpoint with copies of what it
+// shares.
+TEST(HybridCheckpoint, mayHaveADraftModule) {
+  for (const char* const preset : {"tiny-qwen3-next", "tiny-deepseek-v3"}) {
+    Checkpoint one(preset);
+    const reference::HybridConfig draft = *reference::hybrid_draft(one.model);
+    reference::HybridWeights weights = reference::drawn_hybrid(draft);
+    weights.embedding = one.weights.embedding;
+    for (auto& [name, tensor] : weights.tensors) {
+      Checkpoint::round(tensor);
+      one.store(name, tensor);
+    }
+    if (draft.last_norm.find("shared_head") != std::string::npos) {
+      one.store("model.layers.3.embed_tokens.weight", weights.embedding);
+      one.store("model.layers.3.shared_head.head.weight", weights.tensors.at("lm_head.weight"));
+    }
+    const auto read = one.read();
+    ASSERT_TRUE(read) << read.error().text;
+    const reference::HybridConfig own = *reference::hybrid_draft(*read);
+    const HybridModel wanted(draft, weights), module(own, reference::hybrid_weights(own));
+    const Text text = drawn_text(1, 12, wanted.vocabulary());
+    const PlainRun plain = plain_run({one.model, one.weights}, text);
+    EXPECT_EQ(draft_run(module, text, plain).logits, draft_run(wanted, text, plain).logits);
+
+    auto norm = one.tensors.extract(draft.last_norm);
+    EXPECT_THAT(one.refusal(), HasSubstr(draft.last_norm + " is missing"));
+    one.tensors.insert(std::move(norm));
+    if (!one.tensors.contains("model.layers.3.embed_tokens.weight")) continue;
+    one.tensors["model.layers.3.embed_tokens.weight"].values[5] += 1;
+    EXPECT_THAT(one.refusal(),
+                HasSubstr("model.layers.3.embed_tokens.weight is no copy of the model's"));
+  }
+}
+
 TEST(HybridCheckpoint, mayStandInSeveralFiles) {
   const auto read = [](const std::string& place_of_the_norm) {
     Checkpoint one("tiny-qwen3");

@@ -1,5 +1,6 @@
 // The tiny models against the classes of transformers that they name, in float64 on the same drawn
-// weights: all positions at once, in chunks, and decoded through the classes' own caches.
+// weights: all positions at once, in chunks, and decoded through the classes' own caches; and their
+// draft modules.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -20,31 +21,41 @@ constexpr std::size_t kTexts = 3, kTokens = 48;
 
 using Tensors = std::map<std::string, WrittenTensor>;
 
-/// Writes three texts (`tokens`) and the logits after each of their tokens (`logits`), beside other
-/// tensors.
-void write_logits(const HybridModel& model, Tensors tensors, const std::string& path) {
-  Numbers tokens, logits;
+void append(Numbers& all, const PlainRun& run) {
+  for (const Numbers& after : run.logits) all.insert(all.end(), after.begin(), after.end());
+}
+
+/// Writes three texts (`tokens`), the logits after each of their tokens (`logits`) and, where there
+/// is a draft module, its own (`drafts`), beside other tensors.
+void write_logits(const HybridModel& model, const HybridModel* module, Tensors tensors,
+                  const std::string& path) {
+  Numbers tokens, logits, drafts;
   for (std::uint64_t i = 0; i < kTexts; ++i) {
     const Text text = drawn_text(i, kTokens, model.vocabulary());
     tokens.insert(tokens.end(), text.begin(), text.end());
-    for (const Numbers& after : plain_run(model, text).logits)
-      logits.insert(logits.end(), after.begin(), after.end());
+    const PlainRun plain = plain_run(model, text);
+    append(logits, plain);
+    if (module != nullptr) append(drafts, draft_run(*module, text, plain));
   }
   tensors["tokens"] = {{kTexts, kTokens}, tokens};
   tensors["logits"] = {{kTexts, kTokens, model.config().vocabulary}, logits};
+  if (module != nullptr)
+    tensors["drafts"] = {{kTexts, kTokens - 1, model.config().vocabulary}, drafts};
   const Result<void> written = reference::write_safetensors(path, tensors);
   ASSERT_TRUE(written) << written.error().text;
 }
 
-/// The preset's weights by their names in a checkpoint, and its logits.
+/// The preset's weights and its draft module's by their names in a checkpoint, and their logits.
 void write_preset(std::string_view preset, const std::string& path) {
   const HybridModel model = preset_model(preset);
+  const std::optional<HybridModel> module = draft_module(preset);
   Tensors tensors;
-  for (const auto& [name, tensor] : model.weights().tensors)
-    tensors[name] = {tensor.shape, tensor.values};
+  for (const HybridModel* const part : {&model, module ? &*module : &model})
+    for (const auto& [name, tensor] : part->weights().tensors)
+      tensors[name] = {tensor.shape, tensor.values};
   const auto table = reference::embedding_table(model.config(), model.weights());
   tensors[model.config().embedding] = {table.shape, table.values};
-  write_logits(model, tensors, path);
+  write_logits(model, module ? &*module : nullptr, tensors, path);
 }
 
 /// The exit status of the script with these words; `said` is what it prints.
@@ -84,7 +95,7 @@ TEST(HybridModels, ofCheckpointsAgreeWithTheClassesThatWroteThem) {
     const std::string path = folder.path(std::string(preset));
     const Result<reference::HybridConfig> read = reference::read_hybrid(path);
     ASSERT_TRUE(read) << read.error().text;
-    write_logits({*read, reference::hybrid_weights(*read)}, {}, path + ".safetensors");
+    write_logits({*read, reference::hybrid_weights(*read)}, nullptr, {}, path + ".safetensors");
   }
   EXPECT_EQ(script("compare " + folder.path(""), folder, said), 0) << said;
 }
