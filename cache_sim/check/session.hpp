@@ -100,6 +100,13 @@ class ReplaySession {
   /// With config ranks=N there are N instances of every subject, each with its own memory.
   /// Operations go to the instances of the rank that is set here.
   void set_rank(std::size_t rank) { rank_ = rank; }
+  /// The time of forwards, summed over all ranks: what each needs for itself, and what it takes,
+  /// because ranks wait for the slowest one.
+  struct RankTime {
+    double needed = 0, taken = 0;  ///< nanoseconds
+    double idle_share() const { return taken > 0 ? 1 - needed / taken : 0; }
+  };
+  RankTime rank_time{};
 
   /// The first subject is a child, which may leave out fields of a reply.
   bool first_is_child() const { return !seats_.empty() && seats_.front()->is_child; }

@@ -42,8 +42,10 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
   if (policy.has_states && config.state_slots == 0)
     return fail(
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
-  if (config.routing != "" && config.routing != "load" && config.routing != "prefix")
-    return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
+  constexpr std::string_view kRoutings[] = {"", "load", "round", "prefix", "balanced"};
+  if (std::ranges::find(kRoutings, config.routing) == std::end(kRoutings))
+    return fail(fmt::format("field routing: `{}` is none of load, round, prefix and balanced",
+                            config.routing));
   const auto* const scheduler = Registry<SchedulerEntry>::find(scheduler_name(config));
   if (scheduler == nullptr) return fail(unknown_scheduler(scheduler_name(config)));
   if (Result<void> serves = scheduler->check(config, policy); !serves) return serves;

@@ -352,6 +352,7 @@ class Comparer {
     measures.evicted_tokens = totals.evicted_kv;
     measures.evicted_states = totals.evicted_states;
     row.preemptions = totals.preemptions;
+    if (run.options().config.ranks > 1) row.idle_share = run.rank_time.idle_share();
     if (!outcome.decisions) {
       row.ttft = summary_of(std::move(ttft));
       row.e2e = summary_of(std::move(e2e));

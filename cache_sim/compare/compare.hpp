@@ -68,6 +68,8 @@ struct ComparedPolicy {
   /// Output tokens of all requests over the time from the first arrival to the last end; 0 where
   /// there is no clock or nothing ended.
   double output_tokens_per_s = 0;
+  /// Of several ranks: the share of their time in which they wait for the slowest one.
+  std::optional<double> idle_share;
   /// Of `measured:CARD`: the time of all steps by its parts.
   std::vector<CostPart> cost_parts;
   Nanoseconds step_time() const;  ///< their sum

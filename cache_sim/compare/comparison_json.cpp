@@ -58,6 +58,7 @@ Json compared_json(const ComparedPolicy& row, const Model& model) {
   if (row.ttft) json["ttft"] = times_json(*row.ttft);
   if (row.e2e) json["e2e"] = times_json(*row.e2e);
   if (row.ttft) json["output_tokens_per_s"] = row.output_tokens_per_s;
+  if (row.idle_share) json["idle_share"] = *row.idle_share;
   if (row.step_time() != 0) json["measured_share"] = row.measured_share();
   for (const CostPart& part : row.cost_parts)
     json["step_time"].push_back(

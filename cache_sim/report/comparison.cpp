@@ -165,6 +165,15 @@ std::string states_sentence(const Comparison& comparison, const std::string& pol
       percent_text(rounded_ratio(row.measures.states_never_hit, row.measures.states_admitted)));
 }
 
+/// A sentence on the ranks of a policy.
+std::string ranks_sentence(const Comparison& comparison, const std::string& policy) {
+  const auto rows = curve_of(comparison, policy);
+  const ComparedPolicy& row = *rows[rows.size() / 2];
+  if (!row.idle_share) return "";
+  return fmt::format("With {} the ranks of {} wait {} of their time for the slowest one.",
+                     capacity_text(row.capacity), policy, percent_text(*row.idle_share));
+}
+
 /// The policies to choose from at one capacity, with the most hits first: hybrid policies or, if
 /// there are none, all policies of servers.
 std::vector<const ComparedPolicy*> choices_at(const Comparison& comparison, std::int64_t capacity) {
@@ -311,6 +320,7 @@ Conclusions conclusions_of(const Comparison& comparison) {
     told.push_back(row.policy);
     conclusions.of_policies.push_back(memory_sentence(comparison, row.policy));
     if (is_hybrid(row)) conclusions.of_policies.push_back(states_sentence(comparison, row.policy));
+    conclusions.of_policies.push_back(ranks_sentence(comparison, row.policy));
   }
   for (std::string& sentence : evidence_sentences(comparison))
     conclusions.general.push_back(std::move(sentence));

@@ -209,22 +209,41 @@ void Simulation::deliver(const SchedulerEvent& event) {
   feed(rank, event);
 }
 
+namespace {
+
+// Of `routing=balanced`, the defaults of https://github.com/lightseekorg/smg, "Cache-Aware
+// Routing".
+constexpr double kLeastShared = 0.3;  // of the prompt, for a rank to be chosen by it
+constexpr std::int64_t kMostAhead = 64;
+constexpr double kMostTimesAhead = 1.5;
+
+}  // namespace
+
 std::size_t Simulation::route(const RequestSpec& spec) {
   if (spec.rank >= 0) return static_cast<std::size_t>(spec.rank);
   if (ranks_.size() == 1) return 0;
-  const bool by_prefix = run_.options().config.routing == "prefix";
-  std::size_t best = 0;
-  std::uint32_t best_prefix = 0;
+  const std::string& routing = run_.options().config.routing;
+  if (routing == "round") return routed_++ % ranks_.size();
+  const auto load = [&](std::size_t rank) { return ranks_[rank].scheduler->load(); };
+  std::size_t fewest = 0, most = 0, nearest = 0;
+  std::uint32_t longest = 0;
+  const bool by_prefix = routing == "prefix" || routing == "balanced";
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (load(rank) < load(fewest)) fewest = rank;
+    if (load(rank) > load(most)) most = rank;
     const std::uint32_t prefix =
         by_prefix ? ranks_[rank].sent.longest_common(spec.tokens, spec.salt) : 0;
-    const bool less_loaded = ranks_[rank].scheduler->load() < ranks_[best].scheduler->load();
-    if (rank != 0 && prefix <= best_prefix && (prefix < best_prefix || !less_loaded)) continue;
-    best = rank;
-    best_prefix = prefix;
+    if (prefix > longest || (prefix == longest && load(rank) < load(nearest))) nearest = rank;
+    longest = std::max(longest, prefix);
   }
-  if (by_prefix) ranks_[best].sent.insert(spec.tokens, spec.salt);
-  return best;
+  if (!by_prefix) return fewest;
+  const bool is_uneven =
+      load(most) - load(fewest) > kMostAhead &&
+      static_cast<double>(load(most)) > kMostTimesAhead * static_cast<double>(load(fewest));
+  const bool is_far = longest < kLeastShared * static_cast<double>(spec.tokens.size());
+  const std::size_t chosen = routing == "balanced" && (is_uneven || is_far) ? fewest : nearest;
+  ranks_[chosen].sent.insert(spec.tokens, spec.salt);
+  return chosen;
 }
 
 /// Delivers one event, and applies every operation that the scheduler asks for until time has to
@@ -313,8 +332,11 @@ bool Simulation::launch() {
   for (const Rank& rank : ranks_) {
     if (!rank.forward) continue;
     computed_ += rank.forward->prefill_tokens + rank.forward->decode_tokens;
-    longest = std::max(longest, cost_->of(*rank.forward));
+    const Nanoseconds own = cost_->of(*rank.forward);
+    run_.rank_time.needed += static_cast<double>(own);
+    longest = std::max(longest, own);
   }
+  run_.rank_time.taken += static_cast<double>(longest) * static_cast<double>(ranks_.size());
   if (longest == 0) return true;
   const Nanoseconds begin = std::max(now_, device_free_);
   if (longest > std::numeric_limits<Nanoseconds>::max() - begin) {

@@ -4,8 +4,11 @@
 // Data-parallel ranks (config ranks=N) each have a scheduler and subjects of their own. They step
 // together, because they share layers: a step takes as long as its slowest rank, and a rank without
 // work takes part in it with no rows. A request goes to the rank that its line names. Otherwise
-// `routing` chooses: `load`, the default, takes the rank with the fewest requests; `prefix` takes
-// the rank that was sent the longest prefix of the prompt before. Ties go to the first rank.
+// `routing` chooses: `load`, the default, takes the rank with the fewest requests; `round` takes
+// them in turn; `prefix` takes the rank that was sent the longest prefix of the prompt before;
+// `balanced` does so where that is at least 0.3 of the prompt, unless one rank has more than 64
+// requests and 1.5 times more than another. Ties go to the rank with fewer requests, then to the
+// first one.
 #pragma once
 
 #include <deque>
@@ -90,6 +93,7 @@ class Simulation {
 
   ReplaySession& run_;
   std::vector<Rank> ranks_;
+  std::size_t routed_ = 0;  // requests, in turn
   std::unique_ptr<StepCost> cost_;
   bool keeps_spans_;  // the bars of the timeline are asked for
   Nanoseconds now_ = 0;

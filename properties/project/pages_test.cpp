@@ -454,6 +454,7 @@ TEST(PagesAndSources, haveEveryFieldOfTheJson) {
       {"replay", "sglang-w1:requests=20", "--check", "off"},
       {"compare", "sessions:requests=30", "--policies",
        "radix,kv-bound,vllm-align,marconi@alpha=best", "--capacity", "1GiB", "--limit", "20"},
+      {"compare", "sessions:requests=30", "--policies", "radix", "--config", "ranks=2"},
       {"compare", "sessions:requests=10", "--policies", "radix", "--cost", "measured:NVIDIA"},
       {"explore", "--defect", "sglang-no-buffer:frees-donated-slot", "--out",
        scratch.path("found")},

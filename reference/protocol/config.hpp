@@ -73,7 +73,7 @@ struct Config {
   std::int64_t drafts = 0;        ///< draft tokens per verification
   std::string graph_batches;      ///< captured batch sizes, 4,8
   std::int64_t ranks = 1;         ///< data-parallel ranks
-  std::string routing;            ///< load or prefix
+  std::string routing;            ///< load, round, prefix or balanced
   std::string scheduler;          ///< its name and options; empty: the plain one
   std::int64_t kv_stride = 0;     ///< elements from one KV slot of a layer to the next
   std::int64_t state_stride = 0;  ///< the same of state slots; 0: offsets are not looked at

@@ -204,6 +204,45 @@ TEST(SimulatedServer, randomRequestsEndWithOverlapAndOverRanks) {
   }
 }
 
+// Which requests a rank has served is told by its hits: those of another rank it cannot have.
+TEST(SimulatedServer, ranksAreChosenByTheRouting) {
+  const auto cached = [](const std::string& routing, const std::string& second) {
+    const Played played("config ranks=2 routing=" + routing +
+                            "\nrequest id=first tokens=a8 output=1\nrun\nrequest id=second "
+                            "tokens=" +
+                            second + " output=1\nrun\n",
+                        {"radix", "oracle:radix"});
+    EXPECT_EQ(played.wrong(), "") << routing;
+    return played.of("second").cached_tokens;
+  };
+  EXPECT_EQ(cached("load", "a8+b4"), 8);   // both ranks have no request, so the first one
+  EXPECT_EQ(cached("round", "a8+b4"), 0);  // the other one
+  EXPECT_EQ(cached("prefix", "a2+c30"), 2);
+  EXPECT_EQ(cached("balanced", "a8+b4"), 8);
+  const Played uneven(
+      "config ranks=2 routing=balanced kv_tokens=4096\n" +
+          [] {
+            std::string requests = "request id=first tokens=a8 output=1\nrun\n";
+            for (int i = 0; i < 66; ++i)
+              requests += fmt::format("request id=x{} rank=0 tokens=a8+b{} output=4\n", i, i + 1);
+            return requests + "run steps=1\nrequest id=second tokens=a8+c2 output=1\nrun\n";
+          }(),
+      {"radix", "oracle:radix"});
+  EXPECT_EQ(uneven.wrong(), "");
+  EXPECT_EQ(uneven.of("second").cached_tokens, 0);  // 66 requests ahead: the other rank
+}
+
+// A lone request leaves three of four ranks idle.
+TEST(SimulatedServer, idleTimeIsThatOfRanksWhichWaitForTheSlowest) {
+  const Played lone("config ranks=4\nrequest id=r tokens=a9 output=3\nrun\n", {"radix"});
+  EXPECT_DOUBLE_EQ(lone.run().rank_time.idle_share(), 0.75);
+  const Played even(
+      "config ranks=2\nrequest id=r rank=0 tokens=a9 output=3\n"
+      "request id=s rank=1 tokens=a9 output=3\nrun\n",
+      {"radix"});
+  EXPECT_DOUBLE_EQ(even.run().rank_time.idle_share(), 0);
+}
+
 TEST(SimulatedServer, aRankBeyondTheConfigIsBadInput) {
   Result<Trace> trace =
       parse_trace("config ranks=2\nrequest id=r rank=1 tokens=a1 output=1\n", "x");
