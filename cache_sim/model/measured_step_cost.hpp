@@ -81,8 +81,8 @@ class MeasuredLayers {
   };
 
   std::string gpu;
-  std::int64_t bytes_per_microsecond = 0;  ///< read rate of the card
-  std::int64_t flops_per_nanosecond = 0;   ///< its products of matrices
+  std::int64_t bytes_per_microsecond = 0;  ///< read rate of the card, by its first file
+  std::int64_t flops_per_nanosecond = 0;   ///< its products of matrices, by that file
   std::vector<KernelEvidence> evidence;
   std::vector<Kernel> kernels;
 };
