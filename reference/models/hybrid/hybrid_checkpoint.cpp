@@ -60,16 +60,22 @@ std::vector<std::string> layer_types(ConfigFields& fields, std::int64_t layers,
   return types;
 }
 
-/// Reads the fields of softmax attention; `rope` has those of its rotation.
-AttentionUnit attention_of(ConfigFields& fields, const json& rope, double partial) {
+/// Reads the fields of softmax attention without positions.
+AttentionUnit attention_of(ConfigFields& fields) {
   AttentionUnit u{.heads = fields.size("num_attention_heads"),
                   .kv_heads = fields.size("num_key_value_heads"),
                   .head_dim = fields.size("head_dim")};
   if (u.heads % u.kv_heads != 0)
     fields.note("num_attention_heads is no multiple of num_key_value_heads");
+  return u;
+}
+
+/// The same, of which that share of a head rotates.
+AttentionUnit rotated_attention_of(ConfigFields& fields, const json& rope, double share) {
+  AttentionUnit u = attention_of(fields);
   fields.is(rope, "rope_type", "default");
   u.rope_theta = fields.positive(rope, "rope_theta");
-  u.rotary_dims = static_cast<std::int64_t>(std::lround(partial * static_cast<double>(u.head_dim)));
+  u.rotary_dims = static_cast<std::int64_t>(std::lround(share * static_cast<double>(u.head_dim)));
   if (u.rotary_dims % 2 != 0 || u.rotary_dims > u.head_dim)
     fields.note(fmt::format("{} dimensions of a head rotate", u.rotary_dims));
   return u;
@@ -87,7 +93,7 @@ void read_qwen3(ConfigFields& fields, HybridConfig& model) {
   model.eps = fields.positive("rms_norm_eps");
   fields.is("hidden_act", "silu");
   fields.is("attention_bias", false);
-  const AttentionUnit attention = attention_of(fields, fields.rope(), 1);
+  const AttentionUnit attention = rotated_attention_of(fields, fields.rope(), 1);
   const MlpUnit mlp{.inner = fields.size("intermediate_size")};
   const std::int64_t layers = layers_of(fields);
   const bool has_windows = fields.object().value("use_sliding_window", json(false)) == true;
@@ -111,7 +117,7 @@ void read_qwen3_next(ConfigFields& fields, HybridConfig& model) {
   fields.is("attention_bias", false);
   fields.is("norm_topk_prob", true);
   const json rope = fields.rope();
-  AttentionUnit attention = attention_of(
+  AttentionUnit attention = rotated_attention_of(
       fields, rope, rope.is_object() ? rope.value("partial_rotary_factor", 0.25) : 1.0);
   attention.output_gate = true;
   const DeltaNetUnit delta{.key_heads = fields.size("linear_num_key_heads"),
@@ -250,12 +256,8 @@ void read_nemotron_h(ConfigFields& fields, HybridConfig& model) {
         fields.note("mamba_num_heads is no multiple of n_groups");
       unit.kind = mamba;
     } else if (kinds[i] == "attention") {
-      AttentionUnit attention{.heads = fields.size("num_attention_heads"),
-                              .kv_heads = fields.size("num_key_value_heads"),
-                              .head_dim = fields.size("head_dim"),
-                              .head_norms = false};
-      if (attention.heads % attention.kv_heads != 0)
-        fields.note("num_attention_heads is no multiple of num_key_value_heads");
+      AttentionUnit attention = attention_of(fields);
+      attention.head_norms = false;
       unit.kind = attention;
     } else if (kinds[i] == "mlp") {
       unit.kind =
