@@ -1,5 +1,6 @@
 // A small model of a state cache with a host tier whose copies are in flight: three requests that
 // share a prefix and come again and again, three device slots where four are wanted, one host slot.
+// The prefix lies behind a base whose state never leaves the device: what a request falls back on.
 // Every order of its steps is played. A copy reads its source where it lands, the latest moment it
 // can; its target holds nothing until then.
 //
@@ -33,8 +34,9 @@ auto& at(Array& array, int index) {
   return array[static_cast<std::size_t>(index)];
 }
 
-/// Prefixes: of all prompts the first token is the same.
-enum class Label : std::int8_t { nothing, empty, shared, whole };
+/// Prefixes: of all prompts the base and the first token behind it are the same. `cleared` is the
+/// state of no token.
+enum class Label : std::int8_t { nothing, cleared, base, shared, whole };
 
 struct Copy {
   bool flies = false, loads = false;  ///< else it is a backup
@@ -43,13 +45,16 @@ struct Copy {
 };
 
 struct Request {
-  std::int8_t slot = kNone, admitted = 0, length = 0;
+  std::int8_t slot = kNone, admitted = 0, length = 0;  ///< tokens behind the base
+  bool waits = false;                                  ///< matched on the device, then passed over
+  std::int8_t source = kNone;                          ///< the slot that its match wants copied
 };
 
 /// All of it is bytes, so states are compared as such. The tree has one node, of the shared prefix.
 struct Server {
   std::array<Label, kDevice> device{};
   std::array<bool, kDevice> device_used{};
+  std::array<bool, kDevice> ring{};  ///< tokens since the slot's state, to be replayed over it
   Label host = Label::nothing;
   bool host_used = false;
   std::int8_t node_device = kNone;  ///< the slot of the node's state
@@ -75,6 +80,9 @@ enum class Mistake {
   copies_a_state_that_is_loaded,
   keeps_the_host_copy_of_a_failed_backup,
   takes_a_failed_load_for_landed,
+  forgets_the_base_of_a_refused_load,
+  keeps_the_source_of_an_older_match,
+  loads_below_an_old_ring,
 };
 
 class Model {
@@ -143,6 +151,10 @@ class Model {
     at(s.device_used, slot) = false;
     at(s.device, slot) = Label::nothing;
   }
+  static void write(Server& s, int slot, Label label) {
+    at(s.device, slot) = label;
+    at(s.ring, slot) = false;
+  }
   Label read(const Server& s, int slot) {
     if (flying(s, true, slot) != nullptr) breaks("L2: a slot is read before its load has landed");
     return at(s.device, slot);
@@ -173,6 +185,7 @@ class Model {
     };
     for (int r = 0; r < kRequests; ++r) {
       add(fmt::format("admit {}", r), [&](Server& s) { return admit(s, r); });
+      add(fmt::format("pass over {}", r), [&](Server& s) { return pass_over(s, r); });
       add(fmt::format("forward {}", r), [&](Server& s) { return forward(s, r); });
       add(fmt::format("checkpoint {}", r), [&](Server& s) { return checkpoint(s, r); });
       add(fmt::format("leave {}", r), [&](Server& s) { return leave(s, r); });
@@ -187,28 +200,40 @@ class Model {
     return all;
   }
 
+  /// A request that hits on the device has a slot and what to copy to it, but must wait.
+  bool pass_over(Server& s, int r) {
+    Request& request = at(s.requests, r);
+    if (request.slot != kNone || s.node_device == kNone ||
+        flying(s, true, s.node_device) != nullptr)
+      return false;
+    request.slot = static_cast<std::int8_t>(take(s));
+    request.source = s.node_device;
+    request.waits = request.slot != kNone;
+    return request.waits;
+  }
+
   /// A hit on the device is copied at once. One on the host is loaded into a slot of the node and
-  /// into the request's own; without slots for both it is no hit.
+  /// into the request's own; without slots for both it is no hit, and the base's state is copied.
   bool admit(Server& s, int r) {
     Request& request = at(s.requests, r);
-    if (request.slot != kNone) return false;
+    if (request.slot != kNone && !request.waits) return false;
     const bool is_loaded = s.node_device != kNone && flying(s, true, s.node_device) != nullptr;
     const bool on_device =
         s.node_device != kNone && (!is_loaded || has(Mistake::copies_a_state_that_is_loaded));
     const bool on_host =
         s.node_host && s.node_device == kNone && !backup_flies(s) && free_copies(s) >= 2;
-    const int slot = take(s);
+    const int slot = request.waits ? request.slot : take(s);
     if (slot == kNone) return false;
-    request = {static_cast<std::int8_t>(slot), 0, 0};
-    Label& own = at(s.device, slot);
-    own = Label::empty;
+    const std::int8_t older = request.source;
+    request = {.slot = static_cast<std::int8_t>(slot)};
     if (on_device) {
-      own = read(s, s.node_device);
+      write(s, slot, read(s, s.node_device));
       request.admitted = request.length = 1;
-    } else if (on_host) {
-      const int of_node = take(s);
-      if (of_node == kNone) return true;
-      own = Label::nothing;
+    } else if (const int of_node = on_host ? take(s) : kNone; of_node == kNone) {
+      const bool forgets = on_host && has(Mistake::forgets_the_base_of_a_refused_load);
+      write(s, slot, forgets ? Label::cleared : Label::base);
+    } else {
+      if (has(Mistake::keeps_the_source_of_an_older_match)) request.source = older;
       s.node_device = static_cast<std::int8_t>(of_node);
       fly(s, {.loads = true, .source = 0, .target = static_cast<std::int8_t>(of_node)});
       fly(s, {.loads = true,
@@ -223,30 +248,32 @@ class Model {
   /// One token more.
   bool forward(Server& s, int r) {
     Request& request = at(s.requests, r);
-    if (request.slot == kNone || request.length == 2) return false;
-    const bool waits = flying(s, true, request.slot) != nullptr;
-    if (waits && !has(Mistake::reads_before_landing)) return false;
-    const Label wanted = request.length == 0 ? Label::empty : Label::shared;
-    const Label found = read(s, request.slot);
+    if (request.slot == kNone || request.waits || request.length == 2) return false;
+    const bool flies = flying(s, true, request.slot) != nullptr;
+    if (flies && !has(Mistake::reads_before_landing)) return false;
+    const Label wanted = request.length == 0 ? Label::base : Label::shared;
+    const Label found = read(s, request.source == kNone ? request.slot : request.source);
+    request.source = kNone;
     if (found != wanted && law_.empty())
       breaks(request.length == request.admitted
                  ? "L4: a request starts from another state than that of its admitted length"
                  : "L1: a request goes on from another state than its own");
     ++request.length;
-    at(s.device, request.slot) = request.length == 1 ? Label::shared : Label::whole;
+    write(s, request.slot, request.length == 1 ? Label::shared : Label::whole);
+    at(s.ring, request.slot) = request.length == 2;
     return true;
   }
 
   /// The state after the shared token stays in the tree.
   bool checkpoint(Server& s, int r) {
     const Request& request = at(s.requests, r);
-    if (request.slot == kNone || request.length != 1 || s.node_device != kNone ||
+    if (request.slot == kNone || request.waits || request.length != 1 || s.node_device != kNone ||
         flying(s, true, request.slot) != nullptr)
       return false;
     const Label own = read(s, request.slot);
     const int slot = take(s);
     if (slot == kNone) return false;
-    at(s.device, slot) = own;
+    write(s, slot, own);
     s.node_device = static_cast<std::int8_t>(slot);
     return true;
   }
@@ -299,8 +326,11 @@ class Model {
     copy = {};
     if (landed.loads) {
       at(s.device, landed.target) = s.host;
+      if (!has(Mistake::loads_below_an_old_ring)) at(s.ring, landed.target) = false;
       if (s.host != Label::shared)
         breaks("L1: a load leaves another state than the one it was asked for");
+      if (at(s.ring, landed.target))
+        breaks("L1: tokens of another request are replayed over a loaded state");
       free_of_nobody(s, landed);
       return true;
     }
@@ -323,7 +353,7 @@ class Model {
       s.node_device = kNone;
     } else if (!free_of_nobody(s, failed) && !has(Mistake::takes_a_failed_load_for_landed)) {
       Request& request = at(s.requests, failed.request);
-      at(s.device, failed.target) = Label::empty;
+      write(s, failed.target, Label::base);
       if (!has(Mistake::keeps_the_length_of_a_failed_load)) request.admitted = request.length = 0;
     }
     return true;
@@ -384,6 +414,18 @@ TEST(TierCopies, ofEachMistakeAreFound) {
   EXPECT_EQ(found(Mistake::takes_a_failed_load_for_landed),
             "admit 0, forward 0, checkpoint 0, back up, land 0, evict, admit 1, fail 1, forward 1: "
             "L4: a request starts from another state than that of its admitted length");
+  EXPECT_EQ(
+      found(Mistake::forgets_the_base_of_a_refused_load),
+      "admit 0, forward 0, checkpoint 0, admit 1, back up, land 0, evict, admit 2, forward 2: "
+      "L4: a request starts from another state than that of its admitted length");
+  EXPECT_EQ(
+      found(Mistake::keeps_the_source_of_an_older_match),
+      "admit 0, forward 0, checkpoint 0, pass over 1, back up, land 0, evict, admit 1, land 1, "
+      "forward 1: L2: a slot is read before its load has landed");
+  EXPECT_EQ(
+      found(Mistake::loads_below_an_old_ring),
+      "admit 0, forward 0, checkpoint 0, forward 0, leave 0, back up, land 0, evict, admit 0, "
+      "land 1: L1: tokens of another request are replayed over a loaded state");
 }
 
 }  // namespace
