@@ -79,13 +79,10 @@ Result<HybridConfig> named_model(const std::string& name) {
                     name, but_near(name, reference::hybrid_presets_of_both_sizes()),
                     fmt::join(reference::hybrid_presets_of_both_sizes(), ", ")));
   // A search asks for each of its traces.
-  thread_local std::map<std::string, HybridConfig> known;
-  if (const auto found = known.find(name); found != known.end()) return found->second;
+  thread_local std::optional<HybridConfig> known;
+  if (known && known->name == name) return *known;
   return reference::read_hybrid(name)
-      .map([&](HybridConfig read) {
-        known.clear();
-        return known[name] = std::move(read);
-      })
+      .map([&](HybridConfig read) { return *(known = std::move(read)); })
       .map_error([](const Error& error) { return Error{"field model: " + error.text}; });
 }
 

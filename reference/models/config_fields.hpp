@@ -2,11 +2,23 @@
 #pragma once
 
 #include <cstdint>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
+#include "reference/base/result.hpp"
+
 namespace lockstep::reference {
+
+/// Reads config.json. Errors name the file.
+inline Result<nlohmann::json> read_config_object(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return fail(path + ": cannot be read");
+  nlohmann::json object = nlohmann::json::parse(file, nullptr, false);
+  if (!object.is_object()) return fail(path + ": is no JSON object");
+  return object;
+}
 
 class ConfigFields {
  public:

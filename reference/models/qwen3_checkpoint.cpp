@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "reference/base/philox.hpp"
@@ -42,10 +41,9 @@ std::string shown(const std::vector<std::int64_t>& shape) {
 }  // namespace
 
 Result<Qwen3Config> read_qwen3_config(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return fail(path + ": cannot be read");
-  const json object = json::parse(file, nullptr, false);
-  if (!object.is_object()) return fail(path + ": is no JSON object");
+  const Result<json> read = read_config_object(path);
+  if (!read) return tl::unexpected(read.error());
+  const json& object = *read;
   ConfigFields fields(object, path);
   fields.is("model_type", "qwen3");
   fields.is("hidden_act", "silu");

@@ -1,7 +1,6 @@
 #include "cache_sim/numbers/torch/tensor_blocks.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -92,12 +91,9 @@ TensorBlocks::Layout TensorBlocks::laid_out(const TensorModel& model, const Plac
 /// hold.
 void TensorBlocks::make_room(std::int64_t blocks, std::int64_t states) {
   TensorMemory& memory = *memory_;
-  const auto room = [](std::int64_t x) {
-    return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(x)));
-  };
   const auto options = at::TensorOptions(at::kInt).device(model_.device());
   if (!memory.blocks.defined() || memory.blocks.size(0) < blocks) {
-    const Tensor more = at::empty({room(blocks), layout_.block_bytes / 4}, options);
+    const Tensor more = at::empty({room_for(blocks), layout_.block_bytes / 4}, options);
     poison_blocks(more, model_.activations(), 0);
     if (memory.blocks.defined()) more.narrow(0, 0, memory.blocks.size(0)).copy_(memory.blocks);
     memory.blocks = more;
@@ -114,7 +110,7 @@ void TensorBlocks::make_room(std::int64_t blocks, std::int64_t states) {
       if (layer.has_state() &&
           (!memory.pools[i].defined() || memory.pools[i].size(0) < states + kFirstState)) {
         std::vector<std::int64_t> shape = part(i).shape;
-        shape.insert(shape.begin(), room(states + kFirstState));
+        shape.insert(shape.begin(), room_for(states + kFirstState));
         memory.pools[i] = at::full(shape, std::numeric_limits<double>::quiet_NaN(),
                                    at::TensorOptions(part(i).type).device(model_.device()));
         memory.buckets.clear();

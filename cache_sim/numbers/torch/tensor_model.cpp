@@ -625,7 +625,7 @@ bool is_plain_decode(const TensorRow& row) {
 std::int64_t table_width(std::span<const TensorRow* const> rows) {
   std::int64_t longest = 16;
   for (const TensorRow* const row : rows) longest = std::max(longest, row->begin + row->size());
-  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(longest)));
+  return room_for(longest);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 //   KV          [2, HKV, d], or [1, latent]   that of the activations
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -41,6 +42,11 @@ struct PoolPart {
     return kind == PoolKind::kv ? "KV" : kind == PoolKind::conv ? "conv" : "recurrent";
   }
 };
+
+/// At least `count`, of few sizes, so that what was made for one count serves others.
+inline std::int64_t room_for(std::int64_t count) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
+}
 
 /// By part of the model, [slots, ...].
 using TensorPools = std::vector<at::Tensor>;

@@ -266,12 +266,11 @@ void TensorState::compare(const OpenRow& open, std::span<const float> logits) {
   const TensorRow& row = open.row;
   const std::int64_t V = model_.config().vocabulary;
   const std::optional<std::string> moved = moved_logits(row, logits, *open.truth, V);
-  if (tells_rows_)
-    told_rows_.push_back(told_row(
-        open.request.text(), static_cast<std::uint32_t>(row.begin + row.size() - row.padding),
-        logits_of(logits, row.sampled() - 1, V),
-        logits_of(open.truth->logits, row.sampled() - 1, V), "the row alone"));
   const auto end = static_cast<std::uint32_t>(row.begin + row.size() - row.padding);
+  if (tells_rows_)
+    told_rows_.push_back(told_row(open.request.text(), end, logits_of(logits, row.sampled() - 1, V),
+                                  logits_of(open.truth->logits, row.sampled() - 1, V),
+                                  "the row alone"));
   const std::string read = row_text(static_cast<std::uint32_t>(row.begin), end, open.text);
   if (!moved && open.wrong_state.empty()) {
     if (row.has_state && open.wrong_label)

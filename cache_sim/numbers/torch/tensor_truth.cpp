@@ -1,7 +1,6 @@
 #include "cache_sim/numbers/torch/tensor_truth.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -46,10 +45,7 @@ TensorTruth::TensorTruth(std::shared_ptr<const TensorModel> model)
 }
 
 std::shared_ptr<TensorMemory> TensorTruth::memory(std::int64_t states, std::int64_t kv) {
-  const auto room = [](std::int64_t slots) {
-    return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(slots)));
-  };
-  const std::vector<std::int64_t> key{room(states), room(kv)};
+  const std::vector<std::int64_t> key{room_for(states), room_for(kv)};
   bool is_new = false;
   std::shared_ptr<TensorMemory> found = memory(key, std::max(states, kv) * kBytesOfASlot, [&] {
     is_new = true;

@@ -24,10 +24,6 @@ constexpr std::int64_t kMostLayers = 4096;
 
 // --- config.json
 
-std::string layer(std::int64_t i) {
-  return "model.layers." + std::to_string(i) + ".";
-}
-
 /// A field that may be absent.
 std::int64_t size_or(ConfigFields& fields, const char* name, std::int64_t otherwise) {
   const json found = fields.object().value(name, json());
@@ -81,14 +77,6 @@ AttentionUnit rotated_attention_of(ConfigFields& fields, const json& rope, doubl
   return u;
 }
 
-/// A layer of Qwen's and DeepSeek's families.
-template <class Mixer, class Forward>
-void add_layer(HybridConfig& model, std::int64_t i, const char* mixer_name, const Mixer& mixer,
-               const Forward& forward) {
-  model.units.push_back({layer(i) + "input_layernorm.weight", layer(i) + mixer_name, mixer});
-  model.units.push_back({layer(i) + "post_attention_layernorm.weight", layer(i) + "mlp.", forward});
-}
-
 void read_qwen3(ConfigFields& fields, HybridConfig& model) {
   model.eps = fields.positive("rms_norm_eps");
   fields.is("hidden_act", "silu");
@@ -106,7 +94,7 @@ void read_qwen3(ConfigFields& fields, HybridConfig& model) {
     AttentionUnit own = attention;
     if (types[static_cast<std::size_t>(i)] == "sliding_attention")
       own.window = fields.size("sliding_window");
-    add_layer(model, i, "self_attn.", own, mlp);
+    add_layer(model, "self_attn.", own, mlp);
   }
 }
 
@@ -139,17 +127,14 @@ void read_qwen3_next(ConfigFields& fields, HybridConfig& model) {
       layer_types(fields, layers, {"linear_attention", "full_attention"}, [&](std::int64_t i) {
         return (i + 1) % interval == 0 ? "full_attention" : "linear_attention";
       });
-  const auto add = [&](std::int64_t i, const auto& forward) {
-    if (types[static_cast<std::size_t>(i)] == "full_attention")
-      add_layer(model, i, "self_attn.", attention, forward);
-    else
-      add_layer(model, i, "linear_attn.", delta, forward);
-  };
   for (std::int64_t i = 0; i < layers; ++i) {
-    if (std::ranges::find(dense, json(i)) == dense.end() && (i + 1) % step == 0)
-      add(i, experts);
+    const bool is_routed = std::ranges::find(dense, json(i)) == dense.end() && (i + 1) % step == 0;
+    const HybridKind forward =
+        is_routed ? HybridKind(experts) : MlpUnit{.inner = fields.size("intermediate_size")};
+    if (types[static_cast<std::size_t>(i)] == "full_attention")
+      add_layer(model, "self_attn.", attention, forward);
     else
-      add(i, MlpUnit{.inner = fields.size("intermediate_size")});
+      add_layer(model, "linear_attn.", delta, forward);
   }
 }
 
@@ -194,12 +179,8 @@ void read_deepseek_v3(ConfigFields& fields, HybridConfig& model) {
   const json dense = fields.object().value("first_k_dense_replace", json(0));
   if (!dense.is_number_unsigned()) fields.note("first_k_dense_replace is " + dense.dump());
   const std::int64_t layers = layers_of(fields);
-  for (std::int64_t i = 0; i < layers; ++i) {
-    if (json(i) < dense)
-      add_layer(model, i, "self_attn.", latent, mlp);
-    else
-      add_layer(model, i, "self_attn.", latent, experts);
-  }
+  for (std::int64_t i = 0; i < layers; ++i)
+    add_layer(model, "self_attn.", latent, json(i) < dense ? HybridKind(mlp) : experts);
 }
 
 /// The kinds of NemotronH's layers, by either of their names.
@@ -244,8 +225,8 @@ void read_nemotron_h(ConfigFields& fields, HybridConfig& model) {
   fields.is("moe_latent_size", json());
   const std::vector<std::string> kinds = nemotron_layers(fields);
   for (std::size_t i = 0; i < kinds.size(); ++i) {
-    HybridUnit unit{layer(static_cast<std::int64_t>(i)) + "norm.weight",
-                    layer(static_cast<std::int64_t>(i)) + "mixer.", MlpUnit{}};
+    const std::string at = hybrid_layer(static_cast<std::int64_t>(i));
+    HybridUnit unit{at + "norm.weight", at + "mixer.", MlpUnit{}};
     if (kinds[i] == "mamba") {
       const MambaUnit mamba{.heads = fields.size("mamba_num_heads"),
                             .head_dim = fields.size("mamba_head_dim"),
@@ -302,10 +283,9 @@ struct Configured {
 };
 
 Result<Configured> read_config(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return fail(path + ": cannot be read");
-  const json object = json::parse(file, nullptr, false);
-  if (!object.is_object()) return fail(path + ": is no JSON object");
+  const Result<json> read = read_config_object(path);
+  if (!read) return tl::unexpected(read.error());
+  const json& object = *read;
   const json type = object.value("model_type", json());
   const auto* const family =
       std::ranges::find_if(kFamilies, [&](const Family& one) { return type == one.model_type; });

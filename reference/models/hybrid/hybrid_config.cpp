@@ -6,33 +6,31 @@
 namespace lockstep::reference {
 namespace {
 
-std::string layer(std::int64_t i) {
-  return "model.layers." + std::to_string(i) + ".";
-}
-
-/// The layer at a prefix in Qwen's and DeepSeek's families: a mixer and a feed-forward unit, each
-/// behind a norm.
-template <class Mixer, class Forward>
 void add_layer_at(HybridConfig& model, const std::string& at, const char* mixer_name,
-                  const Mixer& mixer, const Forward& forward) {
+                  const HybridKind& mixer, const HybridKind& forward) {
   model.units.push_back({at + "input_layernorm.weight", at + mixer_name, mixer});
   model.units.push_back({at + "post_attention_layernorm.weight", at + "mlp.", forward});
 }
 
-/// The next layer of the model.
-template <class Mixer, class Forward>
-void add_layer(HybridConfig& model, const char* mixer_name, const Mixer& mixer,
-               const Forward& forward) {
-  add_layer_at(model, layer(static_cast<std::int64_t>(model.units.size()) / 2), mixer_name, mixer,
-               forward);
+}  // namespace
+
+std::string hybrid_layer(std::int64_t i) {
+  return "model.layers." + std::to_string(i) + ".";
 }
+
+void add_layer(HybridConfig& model, const char* mixer_name, const HybridKind& mixer,
+               const HybridKind& forward) {
+  add_layer_at(model, hybrid_layer(std::ssize(model.units) / 2), mixer_name, mixer, forward);
+}
+
+namespace {
 
 HybridConfig nemotron_h() {
   HybridConfig model{.hidden = 32, .vocabulary = 64, .eps = 1e-5};
   model.embedding = "model.embeddings.weight";
   model.last_norm = "model.norm_f.weight";
   const auto add = [&](const auto& kind) {
-    const std::string at = layer(static_cast<std::int64_t>(model.units.size()));
+    const std::string at = hybrid_layer(std::ssize(model.units));
     model.units.push_back({at + "norm.weight", at + "mixer.", kind});
   };
   const MambaUnit mamba{.heads = 4, .head_dim = 8, .state = 8, .groups = 2, .width = 4};
@@ -262,8 +260,7 @@ std::optional<HybridConfig> hybrid_draft(const HybridConfig& model) {
       last = i;
   const bool latent = std::holds_alternative<LatentUnit>(model.units[last].kind);
   if (!latent && !model.zero_centred_norms) return std::nullopt;
-  const std::string at =
-      latent ? layer(static_cast<std::int64_t>(model.units.size()) / 2) : "mtp.layers.0.";
+  const std::string at = latent ? hybrid_layer(std::ssize(model.units) / 2) : "mtp.layers.0.";
   HybridConfig draft = model;
   draft.units.clear();
   add_layer_at(draft, at, "self_attn.", model.units[last].kind, model.units[last + 1].kind);

@@ -73,10 +73,13 @@ struct ExpertsUnit {
 /// The prefix of the shared expert's names: singular where a gate weighs it, as in Qwen3-Next.
 std::string shared_expert_name(const ExpertsUnit& unit);
 
+using HybridKind =
+    std::variant<AttentionUnit, LatentUnit, MambaUnit, DeltaNetUnit, MlpUnit, ExpertsUnit>;
+
 struct HybridUnit {
   std::string norm;  ///< name of the norm in front of the unit
   std::string at;    ///< prefix of the unit's names
-  std::variant<AttentionUnit, LatentUnit, MambaUnit, DeltaNetUnit, MlpUnit, ExpertsUnit> kind;
+  HybridKind kind;
 };
 
 struct HybridWeights;
@@ -100,6 +103,14 @@ struct HybridConfig {
   /// A checkpoint's (hybrid_checkpoint.hpp); what it lacks is drawn.
   std::shared_ptr<const HybridWeights> stored{};
 };
+
+/// The prefix of the names of layer `i`.
+std::string hybrid_layer(std::int64_t i);
+
+/// Adds the next layer of Qwen's and DeepSeek's families: a mixer and a feed-forward unit, each
+/// behind a norm.
+void add_layer(HybridConfig& model, const char* mixer_name, const HybridKind& mixer,
+               const HybridKind& forward);
 
 /// The names of the tiny presets, and of those and the small ones.
 const std::vector<std::string_view>& hybrid_presets();
