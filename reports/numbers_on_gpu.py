@@ -7,11 +7,11 @@
     numbers_on_gpu.py check                  nothing is as it must not be, and the file is of the sources that are there now
     numbers_on_gpu.py selftest               check notices what is wrong
 
-Words leave out all parts but these: tests, traces, fixtures, defects, sanitizer. Sound policies must show nothing. What must be found: a wrong slot of each
+Words leave out all parts but these: tests, traces, fixtures, long_fixtures, defects, sanitizer. Sound policies must show nothing. What must be found: a wrong slot of each
 planted defect that moves a number in double, each mistake of a captured bucket, and a layer whose rows depend on the batch. LOCKSTEP_BUILT (default:
 build/current) names a folder with lockstep-torch, lockstep_numbers_torch_tests and liblockstep_torch.so for this GPU, beside the libraries that they lack.
-python3 has PyTorch 2.11. LOCKSTEP_TRACES (2000) is how many traces each family plays, LOCKSTEP_PROCESSES (16) how many run at a time; all of it takes ten
-minutes on 16 cores. The processes share the GPU by NVIDIA's MPS, a daemon that is started for them: without it they would take turns."""
+python3 has PyTorch 2.11. LOCKSTEP_TRACES (2000) is how many traces each family plays, LOCKSTEP_PROCESSES (16) how many run at a time; all of it takes half
+an hour on 16 cores. The processes share the GPU by NVIDIA's MPS, a daemon that is started for them: without it they would take turns."""
 import concurrent.futures
 import contextlib
 import datetime
@@ -20,6 +20,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,7 @@ UNMEASURED = ": not measured"
 PIECE = 125  # traces of one process
 PARTS_OF_FIXTURES = 32
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
-PARTS = ("tests", "traces", "fixtures", "defects", "sanitizer")
+PARTS = ("tests", "traces", "fixtures", "long_fixtures", "defects", "sanitizer")
 
 
 def digest():
@@ -55,7 +56,7 @@ def traces_of(model, family=2000):
 
 
 def is_short(trace):
-    """Whether no text of the trace has more than 5,000 tokens, and no request decodes more than 200: longer ones take minutes, token by token."""
+    """Whether no text of the trace has more than 5,000 tokens, and no request decodes more than 200: longer ones take minutes, and a process for each model."""
     text = trace.read_text()
     return all(int(size) <= 5000 for size in re.findall(r"[ +=][a-z](\d+)", text)) and all(int(size) <= 200 for size in re.findall(r"output=[a-z]?(\d+)", text))
 
@@ -110,6 +111,27 @@ class Machine:
         counted = re.search(r"(\d+) runs? more with the numbers", ran["said"])
         return {"runs": int(counted[1]) if counted else 0, "wrong": "" if ran["status"] == 0 else f"fixtures {part}: status {ran['status']}: {ran['said'].strip()[-300:]}"}
 
+    def long_fixture(self, trace, model):
+        """Each `# run:` line of a trace under a model: how many it can have, and those that do not end as with labels. The first line alone under the
+        model that takes ten times as long as the others."""
+        done = {"runs": 0, "wrong": []}
+        lines = re.findall(r"^# run: lockstep replay %s(.*)", trace.read_text(), re.M)
+        for line, words in enumerate(lines[:1] if model == "small-deepseek-v3" else lines):
+            labels = ["replay", str(trace), "-q", *shlex.split(words)]
+            numbers = [*labels, "--fidelity", "kernels"]
+            if "--config" in numbers:
+                numbers[numbers.index("--config") + 1] += f",model={model}"
+            else:
+                numbers += ["--config", f"model={model}"]
+            name = f"{trace.stem}.{model}.{line}"
+            ran = self.run(name, numbers, "lockstep-torch")
+            if ran["status"] == 2:  # a policy of the line keeps no states, or has no numbers
+                continue
+            done["runs"] += 1
+            if ran["status"] != self.run(f"{name}.labels", labels, "lockstep-torch")["status"]:
+                done["wrong"].append(f"{name}: status {ran['status']}: {ran['said'].strip()[-300:]}")
+        return done
+
     def sanitizer(self, tool):
         """The errors that a tool counts in the tests and in a search; -1 where it did not end."""
         tool_words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
@@ -148,6 +170,9 @@ def measured(machine, parts):
         jobs = {part: [] for part in PARTS}
         if "fixtures" in parts:
             jobs["fixtures"] = [pool.submit(machine.fixtures, part) for part in range(PARTS_OF_FIXTURES)]
+        if "long_fixtures" in parts:
+            long = [one for folder in ("traces", "regressions") for one in sorted((ROOT / "fixtures" / folder).iterdir()) if not is_short(one)]
+            jobs["long_fixtures"] = [pool.submit(machine.long_fixture, one, model) for model in sorted(POLICIES) for one in long]
         if "tests" in parts:
             jobs["tests"].append(pool.submit(machine.tests, "tests", "TensorsOnAGpu.*"))
         if "sanitizer" in parts:
@@ -175,6 +200,8 @@ def measured(machine, parts):
             sum_["wrong"] += [one["wrong"]] if one["wrong"] else []
     if done["fixtures"]:
         said["fixtures"] = {"runs": sum(one["runs"] for one in done["fixtures"]), "wrong": [one["wrong"] for one in done["fixtures"] if one["wrong"]]}
+    if done["long_fixtures"]:
+        said["long_fixtures"] = {"runs": sum(one["runs"] for one in done["long_fixtures"]), "wrong": [wrong for one in done["long_fixtures"] for wrong in one["wrong"]]}
     if done["defects"]:
         said["defects"] = {"passed": sum(one["passed"] for one in done["defects"])}
         said["defects"] |= {key: sorted(name for one in done["defects"] for name in one[key]) for key in ("failed", "skipped")}
@@ -196,8 +223,9 @@ def complaints(said):
         wrong += one["wrong"]
         if one["traces"] < traces_of(model):
             wrong.append(f"{model}: {one['traces']} of {traces_of(model)} traces{UNMEASURED}")
-    if "fixtures" in said:
-        wrong += said["fixtures"]["wrong"] or ([] if said["fixtures"]["runs"] else ["fixtures: none was played"])
+    for part in ("fixtures", "long_fixtures"):
+        if part in said:
+            wrong += said[part]["wrong"] or ([] if said[part]["runs"] else [f"{part}: none was played"])
     return wrong + [f"{tool}: {count} errors" for tool, count in said.get("sanitizer", {}).items() if count != 0]
 
 
@@ -210,11 +238,11 @@ def check(said, now):
 def selftest():
     models = {model: {"traces": 2000, "wrong": []} for model in POLICIES}
     sound = {"sources": "a", "tests": {"failed": [], "skipped": [], "passed": 3}, "traces": models, "fixtures": {"runs": 9, "wrong": []},
-             "defects": {"failed": [], "skipped": [], "passed": 9}, "sanitizer": {"memcheck": 0}}
+             "long_fixtures": {"runs": 9, "wrong": []}, "defects": {"failed": [], "skipped": [], "passed": 9}, "sanitizer": {"memcheck": 0}}
     short = {**models, "tiny-qwen3": {"traces": 1999, "wrong": []}}
     for change, count in (({}, 0), ({"sources": "b"}, 1), ({"sources": "b", "pending": "why"}, 0), ({"pending": "why", "traces": short}, 0), ({"traces": short}, 1), ({"traces": {}}, len(models)),
                           ({"tests": {"failed": ["x"], "skipped": [], "passed": 2}}, 1), ({"tests": {"failed": [], "skipped": ["x"], "passed": 2}}, 1),
-                          ({"fixtures": {"runs": 0, "wrong": []}}, 1), ({"fixtures": {"runs": 9, "wrong": ["w"]}}, 1), ({"sanitizer": {"memcheck": -1}}, 1),
+                          ({"fixtures": {"runs": 0, "wrong": []}}, 1), ({"fixtures": {"runs": 9, "wrong": ["w"]}}, 1), ({"long_fixtures": {"runs": 0, "wrong": []}}, 1), ({"sanitizer": {"memcheck": -1}}, 1),
                           ({"defects": {"failed": ["y"], "skipped": [], "passed": 8}}, 1), ({"defects": {"failed": [], "skipped": [], "passed": 0}}, 1)):
         found = check({**sound, **change}, "a")
         assert len(found) == count, (change, found)
