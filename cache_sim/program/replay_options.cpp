@@ -29,9 +29,10 @@ void ReplayOptions::add_to(Command& command) {
       "--defect", request.defect, "plant a defect (lockstep list defects; default: none)");
   command.add_option("--config", request.config,
                      "config fields over the file's own: key=value,… (default: none)");
-  command.add_option("--model", request.model,
-                     "a step takes as long as on this model (lockstep list models; default: the "
-                     "config's step_time)");
+  Option* const model = command.add_option(
+      "--model", request.model,
+      "a step takes as long as on this model (lockstep list models; default: the "
+      "config's step_time)");
   command
       .add_option("--timeout", timeout,
                   "how long a child may take for one answer: a number with ns, us, ms or s")
@@ -43,9 +44,13 @@ void ReplayOptions::add_to(Command& command) {
   command.add_option("--decisions", decisions_path,
                      "write a line for each admission to this file: prompt and cached tokens");
   annotations.add_to(command);
-  command.add_flag("--run-lines", run_lines, "play each trace as its own `# run:` lines say")
+  command
+      .add_flag("--run-lines", run_lines,
+                "play each trace as its own `# run:` lines say; --fidelity and --config count over "
+                "theirs")
       ->excludes(subject)
-      ->excludes(defect);
+      ->excludes(defect)
+      ->excludes(model);
   add_allow_exec(command, allow_exec);
 }
 
@@ -90,7 +95,12 @@ Result<std::vector<cache_sim::ReplayRequest>> ReplayOptions::requests() const {
     }
     Result<std::vector<cache_sim::ReplayRequest>> own = requests_of_run_lines(file, allow_exec);
     if (!own) return tl::unexpected(own.error());
-    std::move(own->begin(), own->end(), std::back_inserter(all));
+    for (cache_sim::ReplayRequest& run : *own) {
+      if (!request.fidelity.empty()) run.fidelity = request.fidelity;
+      if (!run.config.empty() && !request.config.empty()) run.config += ',';
+      run.config += request.config;
+      all.push_back(std::move(run));
+    }
   }
   return all;
 }

@@ -1,8 +1,10 @@
 // Numbers in the slots of real policies: every defect, and more traces than a commit waits for.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "properties/support/fidelity.hpp"
@@ -32,12 +34,35 @@ INSTANTIATE_TEST_SUITE_P(Each, EveryPolicyWithNumbers,
                          testing::ValuesIn(testing_support::policies_with_numbers()),
                          [](const auto& info) { return test_name(info.param); });
 
-TEST(Fidelity, ofReferenceChangesNoFindingOfAnyFixture) {
-  const testing_support::ScratchFolder scratch;
-  const testing_support::ProgramRun run = testing_support::run_program(
-      {"report", "--fidelity", "reference", "--out", scratch.path("pages"), "-q"});
-  EXPECT_EQ(run.status, kExitPass) << run.out;
+using TraceAndModel = std::pair<std::string, std::string>;
+
+/// The traces of long texts (fidelity_test.cpp plays all others) under each model of their policy.
+std::vector<TraceAndModel> long_fixtures() {
+  std::vector<TraceAndModel> all;
+  for (const auto& [trace, policy] :
+       {std::pair{"a_large_pool_needs_wide_offsets", "sglang-no-buffer"},
+        std::pair{"a_prompt_of_whole_chunks_misses_its_own_state", "sglang-extra-buffer"},
+        std::pair{"any_chunk_reuses_the_whole_prompt", "radix"},
+        std::pair{"chunk_ends_are_reused", "sglang-no-buffer"}})
+    for (const std::string& model : testing_support::models_of(policy))
+      all.emplace_back(trace, model);
+  return all;
 }
+
+class LongFixturesWithNumbers : public testing::TestWithParam<TraceAndModel> {};
+
+TEST_P(LongFixturesWithNumbers, areRight) {
+  const auto& [trace, model] = GetParam();
+  const testing_support::ProgramRun run = testing_support::run_program(
+      {"replay", fmt::format("fixtures/traces/{}.trace", trace), "--fidelity", "reference",
+       "--config", fmt::format("model={}", model)});
+  EXPECT_EQ(run.status, kExitPass) << run.out << run.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, LongFixturesWithNumbers, testing::ValuesIn(long_fixtures()),
+                         [](const auto& info) {
+                           return test_name(info.param.first + "_" + info.param.second);
+                         });
 
 class EveryDefectWithNumbers : public testing::TestWithParam<std::string> {};
 

@@ -134,6 +134,21 @@ TEST(RunLines, areMentionedWhereOthersWerePlayed) {
             kExitBadInput);
 }
 
+TEST(RunLines, takeTheFidelityAndTheConfigOfTheCommand) {
+  const ScratchFolder folder;
+  const std::string file = folder.write("x.trace",
+                                        "# run: lockstep replay %s --config kv_tokens=2048\n"
+                                        "request id=r tokens=a1000 output=b8\nrun\n");
+  const auto run = [&](const std::string& config) {
+    return run_program(
+        {"replay", file, "--run-lines", "--fidelity", "reference", "--config", config});
+  };
+  EXPECT_EQ(run("model=tiny-qwen3-next").status, kExitPass);
+  const ProgramRun unknown = run("model=none");
+  EXPECT_EQ(unknown.status, kExitBadInput);
+  EXPECT_NE(unknown.err.find("none"), std::string::npos) << unknown.err;
+}
+
 TEST(RunLines, thatCannotBeSplitAreRefused) {
   const ScratchFolder folder;
   const std::string file =
