@@ -14,6 +14,7 @@
 
 #include "cache_sim/replay/replay.hpp"
 #include "cache_sim/trace/trace.hpp"
+#include "properties/reference/models/hybrid/preset_checkpoint.hpp"
 #include "properties/support/fidelity.hpp"
 #include "properties/support/program.hpp"
 #include "properties/support/search.hpp"
@@ -48,6 +49,39 @@ TEST(Fidelity, ofReferenceSaysByHowMuchAWrongLabelMovesAnOutput) {
   EXPECT_THAT(
       run.out,
       HasSubstr(" off, token 16 is the likeliest instead of 13; unit 0: the recurrent part"));
+}
+
+// The model of a checkpoint in the slots of a policy, sound and broken; one that cannot be read is
+// refused in a sentence.
+TEST(Fidelity, ofReferenceTakesACheckpoint) {
+  for (const auto& [preset, policy] : {std::pair{"tiny-nemotron-h", "sglang-no-buffer"},
+                                       {"tiny-qwen3-next", "vllm-align"},
+                                       {"tiny-deepseek-v3", "radix"},
+                                       {"tiny-qwen3", "radix"},
+                                       {"tiny-window", "static-kv"}}) {
+    const testing_support::Checkpoint stored(preset);
+    RunOptions run;
+    run.subjects = {policy};
+    const ExploreOutcome outcome = testing_support::searched_with_numbers(
+        std::move(run), "reference", stored.written(), 5, 30);
+    EXPECT_EQ(outcome.traces, 30) << policy << " with " << preset;
+    ASSERT_TRUE(outcome.discoveries.empty()) << outcome.discoveries[0].finding.finding.text;
+  }
+  testing_support::Checkpoint stored("tiny-qwen3-next");
+  const auto replayed = [&] {
+    return testing_support::run_program(
+        {"replay", "fixtures/traces/every_forward_moves_both_parts_of_the_state.trace",
+         "--fidelity", "reference", "--config", "model=" + stored.written(), "--defect",
+         "sglang-no-buffer:drops-initial-state"});
+  };
+  const testing_support::ProgramRun run = replayed();
+  EXPECT_EQ(run.status, kExitInvariant) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("Numbers: logits after 6 tokens"));
+  stored.config.erase("linear_conv_kernel_dim");
+  const testing_support::ProgramRun refused = replayed();
+  EXPECT_EQ(refused.status, kExitBadInput) << refused.out;
+  EXPECT_THAT(refused.err, HasSubstr("field model: "));
+  EXPECT_THAT(refused.err, HasSubstr("config.json: linear_conv_kernel_dim is null"));
 }
 
 // Every run line of the fixtures, under each model that its policies can have. Four texts of 9,000
