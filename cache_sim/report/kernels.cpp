@@ -70,7 +70,7 @@ Json summary_of(const Json& speed) {
           {"median_text", fmt::format("{:.2f}", median)},
           {"worst_text", fmt::format("{:.2f}", worst)},
           {"worst_case", worst_case},
-          {"peers_text", fmt::format("{}", fmt::join(peers, ", "))}};
+          {"peers_text", fmt::format("{}", fmt::join(peers, "; "))}};
 }
 
 /// Sorts kernels: those with peers first, by their lead; then the others by name.
