@@ -108,6 +108,15 @@ std::map<std::string, std::string> rows_of_defects() {
   return rows;
 }
 
+const std::map<std::string, std::string>& long_traces() {
+  static const std::map<std::string, std::string> traces = {
+      {"a_large_pool_needs_wide_offsets", "sglang-no-buffer"},
+      {"a_prompt_of_whole_chunks_misses_its_own_state", "sglang-extra-buffer"},
+      {"any_chunk_reuses_the_whole_prompt", "radix"},
+      {"chunk_ends_are_reused", "sglang-no-buffer"}};
+  return traces;
+}
+
 std::vector<std::string> models_of(const std::string& policy) {
   const PolicyEntry& entry = *Registry<PolicyEntry>::find(policy);
   Config config;

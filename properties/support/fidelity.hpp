@@ -29,6 +29,9 @@ std::vector<std::string> defects_with_numbers();
 /// damaged policy; `rowless` where it tells no row of what it spoils.
 std::map<std::string, std::string> rows_of_defects();
 
+/// The traces whose texts have 9,000 to 58,300 tokens, and the policy of each.
+const std::map<std::string, std::string>& long_traces();
+
 /// The models that a policy can have.
 std::vector<std::string> models_of(const std::string& policy);
 

@@ -39,11 +39,7 @@ using TraceAndModel = std::pair<std::string, std::string>;
 /// The traces of long texts (fidelity_test.cpp plays all others) under each model of their policy.
 std::vector<TraceAndModel> long_fixtures() {
   std::vector<TraceAndModel> all;
-  for (const auto& [trace, policy] :
-       {std::pair{"a_large_pool_needs_wide_offsets", "sglang-no-buffer"},
-        std::pair{"a_prompt_of_whole_chunks_misses_its_own_state", "sglang-extra-buffer"},
-        std::pair{"any_chunk_reuses_the_whole_prompt", "radix"},
-        std::pair{"chunk_ends_are_reused", "sglang-no-buffer"}})
+  for (const auto& [trace, policy] : testing_support::long_traces())
     for (const std::string& model : testing_support::models_of(policy))
       all.emplace_back(trace, model);
   return all;

@@ -92,9 +92,7 @@ TEST(Fidelity, ofReferenceChangesNoFindingOfAFixture) {
   const fs::path fixtures = fs::path(LOCKSTEP_SOURCE_DIR) / "fixtures";
   for (const char* const folder : {"traces", "regressions"})
     fs::copy(fixtures / folder, fs::path(scratch.path(folder)));
-  for (const char* const text :
-       {"a_large_pool_needs_wide_offsets", "a_prompt_of_whole_chunks_misses_its_own_state",
-        "any_chunk_reuses_the_whole_prompt", "chunk_ends_are_reused"})
+  for (const auto& [text, policy] : testing_support::long_traces())
     EXPECT_TRUE(fs::remove(scratch.path(fmt::format("traces/{}.trace", text)))) << text;
   const testing_support::ProgramRun run =
       testing_support::run_program({"report", "--fidelity", "reference", "--fixtures",
