@@ -20,7 +20,6 @@ import json
 import os
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -106,31 +105,28 @@ class Machine:
             (folder / entry.name).mkdir()
             for one in sorted(filter(is_short, entry.iterdir()))[part::PARTS_OF_FIXTURES]:
                 (folder / entry.name / one.name).symlink_to(one)
-        ran = self.run(f"fixtures.{part}", ["report", "--fidelity", "kernels", "--fixtures", str(folder), "--out", str(self.results / f"pages.{part}")],
-                       "lockstep-torch")
+        return self.report(f"fixtures.{part}", folder)
+
+    def report(self, name, fixtures, words=()):
+        """How many runs of the fixtures had numbers, and what is wrong with them."""
+        ran = self.run(name, ["report", "--fidelity", "kernels", *words, "--fixtures", str(fixtures), "--out", str(self.results / f"pages.{name}")], "lockstep-torch")
         counted = re.search(r"(\d+) runs? more with the numbers", ran["said"])
-        return {"runs": int(counted[1]) if counted else 0, "wrong": "" if ran["status"] == 0 else f"fixtures {part}: status {ran['status']}: {ran['said'].strip()[-300:]}"}
+        return {"runs": int(counted[1]) if counted else 0, "wrong": "" if ran["status"] == 0 else f"{name}: status {ran['status']}: {ran['said'].strip()[-300:]}"}
 
     def long_fixture(self, trace, model):
-        """Each `# run:` line of a trace under a model: how many it can have, and those that do not end as with labels. The first line alone under the
-        model that takes ten times as long as the others."""
-        done = {"runs": 0, "wrong": []}
-        lines = re.findall(r"^# run: lockstep replay %s(.*)", trace.read_text(), re.M)
-        for line, words in enumerate(lines[:1] if model == "small-deepseek-v3" else lines):
-            labels = ["replay", str(trace), "-q", *shlex.split(words)]
-            numbers = [*labels, "--fidelity", "kernels"]
-            if "--config" in numbers:
-                numbers[numbers.index("--config") + 1] += f",model={model}"
-            else:
-                numbers += ["--config", f"model={model}"]
-            name = f"{trace.stem}.{model}.{line}"
-            ran = self.run(name, numbers, "lockstep-torch")
-            if ran["status"] == 2:  # a policy of the line keeps no states, or has no numbers
-                continue
-            done["runs"] += 1
-            if ran["status"] != self.run(f"{name}.labels", labels, "lockstep-torch")["status"]:
-                done["wrong"].append(f"{name}: status {ran['status']}: {ran['said'].strip()[-300:]}")
-        return done
+        """The run lines of a trace under a model, of which its policies may have none; the first line alone under the model that takes ten times as
+        long as the others."""
+        name = f"{trace.stem}.{model}"
+        folder = self.results / f"fixture.{name}" / "traces"
+        folder.mkdir(parents=True)
+        text = trace.read_text()
+        if model == "small-deepseek-v3":
+            first, *others = re.findall(r"^# run: .*\n(?:# finds: .*\n)?", text, re.M)
+            for line in others:
+                text = text.replace(line, "", 1)
+        (folder / trace.name).write_text(text)
+        ran = self.report(name, folder.parent, ["--model", model])
+        return {"runs": 0, "wrong": ""} if "no run can have it" in ran["wrong"] else ran
 
     def sanitizer(self, tool):
         """The errors that a tool counts in the tests and in a search; -1 where it did not end."""
@@ -198,10 +194,9 @@ def measured(machine, parts):
             sum_["process seconds"] = round(sum_["process seconds"] + one["seconds"], 1)
             sum_["policies"][one["policy"]] = sum_["policies"].get(one["policy"], 0) + one["traces"]
             sum_["wrong"] += [one["wrong"]] if one["wrong"] else []
-    if done["fixtures"]:
-        said["fixtures"] = {"runs": sum(one["runs"] for one in done["fixtures"]), "wrong": [one["wrong"] for one in done["fixtures"] if one["wrong"]]}
-    if done["long_fixtures"]:
-        said["long_fixtures"] = {"runs": sum(one["runs"] for one in done["long_fixtures"]), "wrong": [wrong for one in done["long_fixtures"] for wrong in one["wrong"]]}
+    for part in ("fixtures", "long_fixtures"):
+        if done[part]:
+            said[part] = {"runs": sum(one["runs"] for one in done[part]), "wrong": [one["wrong"] for one in done[part] if one["wrong"]]}
     if done["defects"]:
         said["defects"] = {"passed": sum(one["passed"] for one in done["defects"])}
         said["defects"] |= {key: sorted(name for one in done["defects"] for name in one[key]) for key in ("failed", "skipped")}

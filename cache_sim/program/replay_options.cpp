@@ -24,7 +24,7 @@ void ReplayOptions::add_to(Command& command) {
               "by reply (default: the policy of the defect or of the file, beside its oracle)")
           ->repeatable();
   add_fidelity(command, request.fidelity);
-  add_check(command, check);
+  Option* const checked = add_check(command, check);
   Option* const defect = command.add_option(
       "--defect", request.defect, "plant a defect (lockstep list defects; default: none)");
   command.add_option("--config", request.config,
@@ -33,10 +33,11 @@ void ReplayOptions::add_to(Command& command) {
       "--model", request.model,
       "a step takes as long as on this model (lockstep list models; default: the "
       "config's step_time)");
-  command
-      .add_option("--timeout", timeout,
-                  "how long a child may take for one answer: a number with ns, us, ms or s")
-      ->capture_default_str();
+  Option* const limit =
+      command
+          .add_option("--timeout", timeout,
+                      "how long a child may take for one answer: a number with ns, us, ms or s")
+          ->capture_default_str();
   command.add_option("--json", json_path, "write the run's data to this file");
   command.add_option("--timeline", timeline_path,
                      "write a Chrome trace (µs of virtual time) of the run to this file");
@@ -49,8 +50,10 @@ void ReplayOptions::add_to(Command& command) {
                 "play each trace as its own `# run:` lines say; --fidelity and --config count over "
                 "theirs")
       ->excludes(subject)
+      ->excludes(checked)
       ->excludes(defect)
-      ->excludes(model);
+      ->excludes(model)
+      ->excludes(limit);
   add_allow_exec(command, allow_exec);
 }
 
@@ -112,8 +115,8 @@ void add_fidelity(Command& command, std::string& word) {
                      "(lockstep list layers; default: the config's)");
 }
 
-void add_check(Command& command, std::string& word) {
-  command
+Option* add_check(Command& command, std::string& word) {
+  return command
       .add_option("--check", word, "what is checked: nothing, labels of states, or invariants too")
       ->one_of({"off", "labels", "all"})
       ->capture_default_str();

@@ -10,6 +10,7 @@
 namespace lockstep::program {
 
 class Command;
+class Option;
 
 struct ReplayOptions {
   std::vector<std::string> files;
@@ -32,7 +33,7 @@ struct ReplayOptions {
 /// The level that `--check` names.
 cache_sim::CheckLevel check_level(const std::string& word);
 void add_fidelity(Command& command, std::string& word);
-void add_check(Command& command, std::string& word);
+Option* add_check(Command& command, std::string& word);
 
 /// Parses the words of a `# run:` line after `lockstep replay`, as on the command line. A trace can
 /// come from anybody, so a line that starts a program (exec:COMMAND) is an error that names the

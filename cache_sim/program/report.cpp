@@ -23,6 +23,7 @@ struct ReportWords {
   std::string fixtures;
   std::string out;
   std::string fidelity;
+  std::string model;
   bool allow_exec = false;
 };
 
@@ -55,12 +56,15 @@ std::string command_of(const ReportWords& words) {
   std::string command = "./lockstep report";
   if (!words.fixtures.empty()) command += " --fixtures " + shell_quoted(words.fixtures);
   if (!words.fidelity.empty()) command += " --fidelity " + shell_quoted(words.fidelity);
+  if (!words.model.empty()) command += " --model " + shell_quoted(words.model);
   if (words.allow_exec) command += " --allow-exec";
   return command;
 }
 
 int run_report(const ReportWords& words) {
   std::error_code error;
+  if (!words.model.empty() && words.fidelity.empty())
+    return refuse({"--model: of which numbers? name --fidelity, too"});
   const std::optional<fs::path> root = source_root();
   if (!root && (words.fixtures.empty() || words.out.empty()))
     return refuse(
@@ -84,6 +88,7 @@ int run_report(const ReportWords& words) {
   }
   while (options.fixtures.size() > 1 && options.fixtures.back() == '/') options.fixtures.pop_back();
   options.fidelity = words.fidelity;
+  options.model = words.model;
   options.read_run_line = [&](std::vector<std::string> run_line) {
     return read_run_line(std::move(run_line), words.allow_exec);
   };
@@ -121,6 +126,9 @@ void add_report(Command& app, int& status) {
       "--fixtures", words->fixtures,
       "the folder with traces/ and regressions/ (default: fixtures of the checkout)");
   add_fidelity(*command, words->fidelity);
+  command->add_option("--model", words->model,
+                      "with --fidelity: a model's name or the folder of a checkpoint (default: "
+                      "each model that a run's policies can have)");
   add_allow_exec(*command, words->allow_exec);
   command->add_option("--out", words->out,
                       "the folder of the pages (default: reports/html of the checkout)");

@@ -178,6 +178,8 @@ class Collector {
     Result<Json> bugs = found_bugs(options_.found);
     if (!bugs) return tl::unexpected(bugs.error());
     found_bugs_ = std::move(*bugs);
+    if (!options_.model.empty() && numbered_count_ == 0)
+      return fail(fmt::format("--model {}: no run can have it{}", options_.model, why_no_model_));
     finish(std::move(traces), std::move(workloads));
     return std::move(report_);
   }
@@ -230,14 +232,24 @@ class Collector {
     return shown;
   }
 
-  std::vector<std::string> models_of_run(const ReplayOutcome& labels) const {
+  /// The models with which a policy is played.
+  std::vector<std::string> models_for(const PolicyEntry& policy, Config config) {
+    if (options_.model.empty()) return models_of(policy, std::move(config), options_.fidelity);
+    config.put(kFidelityField, options_.fidelity);
+    config.put(kModelField, options_.model);
+    const Result<void> fits = check_fidelity(policy, config);
+    if (fits) return {options_.model};
+    if (why_no_model_.empty()) why_no_model_ = "; of the first: " + fits.error().text;
+    return {};
+  }
+
+  std::vector<std::string> models_of_run(const ReplayOutcome& labels) {
     std::vector<std::string> all;
     bool is_first = true;
     for (std::size_t i = 0; i < labels.run->subject_count(); ++i) {
       const PolicyEntry* const policy = Registry<PolicyEntry>::find(labels.run->subject_name(i));
       if (policy == nullptr) continue;  // an oracle, or a child
-      const std::vector<std::string> own =
-          models_of(*policy, labels.run->options().config, options_.fidelity);
+      const std::vector<std::string> own = models_for(*policy, labels.run->options().config);
       if (std::exchange(is_first, false))
         all = own;
       else
@@ -353,6 +365,7 @@ class Collector {
   Json comparisons_ = Json::array(), kernels_ = Json::array(), found_bugs_ = Json::array();
   std::int64_t trace_count_ = 0, regression_count_ = 0, run_count_ = 0, as_expected_count_ = 0;
   std::int64_t numbered_count_ = 0;
+  std::string why_no_model_;
   std::int64_t event_count_ = 0, request_count_ = 0;
   std::map<FindingKind, std::int64_t> kinds_;
   std::set<std::string> defects_;

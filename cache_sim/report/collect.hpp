@@ -34,6 +34,8 @@ struct ReportOptions {
   /// Runs whose policies can have it are played at this fidelity, too, with every model that fits;
   /// empty: at the fidelity that they say
   std::string fidelity{};
+  std::string model{};  ///< with a fidelity: this one instead of every model that fits; a preset or
+                        ///< the folder of a checkpoint
   std::string workload{};                     ///< the name of a workload; empty: none
   std::vector<std::string> policies{};        ///< policies for the workload, each beside its oracle
   std::vector<ComparisonPlan> comparisons{};  ///< comparisons of hit ratio against capacity

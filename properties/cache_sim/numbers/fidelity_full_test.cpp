@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,11 +48,16 @@ std::vector<TraceAndModel> long_fixtures() {
 
 class LongFixturesWithNumbers : public testing::TestWithParam<TraceAndModel> {};
 
-TEST_P(LongFixturesWithNumbers, areRight) {
+TEST_P(LongFixturesWithNumbers, endAsTheirRunLinesSay) {
+  namespace fs = std::filesystem;
   const auto& [trace, model] = GetParam();
-  const testing_support::ProgramRun run = testing_support::run_program(
-      {"replay", fmt::format("fixtures/traces/{}.trace", trace), "--fidelity", "reference",
-       "--config", fmt::format("model={}", model)});
+  const std::string file = fmt::format("traces/{}.trace", trace);
+  const testing_support::ScratchFolder scratch;
+  fs::create_directories(scratch.path("traces"));
+  fs::copy(fs::path(LOCKSTEP_SOURCE_DIR) / "fixtures" / file, fs::path(scratch.path(file)));
+  const testing_support::ProgramRun run =
+      testing_support::run_program({"report", "--fidelity", "reference", "--model", model,
+                                    "--fixtures", scratch.path("."), "--out", scratch.path("out")});
   EXPECT_EQ(run.status, kExitPass) << run.out << run.err;
 }
 

@@ -113,6 +113,39 @@ TEST(Fidelity, ofReferenceChangesNoFindingOfAFixture) {
   }
 }
 
+// A report under one model, a preset or a checkpoint; one that no run can have is refused.
+TEST(Fidelity, ofAReportIsOfTheModelThatIsNamed) {
+  namespace fs = std::filesystem;
+  const testing_support::ScratchFolder scratch;
+  fs::create_directories(scratch.path("traces"));
+  scratch.write("traces/x.trace",
+                "# run: lockstep replay %s\n"
+                "# run: lockstep replay %s --defect radix:matches-first-chunk\n"
+                "# finds: missed-reuse\n"
+                "config chunked_prefill=16 policy=radix\n"
+                "request id=r tokens=a40 output=b2\nrun\n"
+                "request id=again tokens=a40 output=b2\nrun\n");
+  const auto report = [&](const std::string& model) {
+    return testing_support::run_program({"report", "--fidelity", "reference", "--model", model,
+                                         "--fixtures", scratch.path("."), "--out",
+                                         scratch.path("out")});
+  };
+  const testing_support::Checkpoint stored("tiny-qwen3");
+  for (const std::string& model : {std::string("tiny-window"), stored.written()}) {
+    const testing_support::ProgramRun run = report(model);
+    EXPECT_EQ(run.status, kExitPass) << run.out << run.err;
+    EXPECT_THAT(run.out, HasSubstr("2 runs more with the numbers"));
+  }
+  const testing_support::ProgramRun without_states = report("tiny-qwen3-next");
+  EXPECT_EQ(without_states.status, kExitBadInput);
+  EXPECT_THAT(without_states.err, HasSubstr("--model tiny-qwen3-next: no run can have it; of the"));
+  const testing_support::ProgramRun of_what =
+      testing_support::run_program({"report", "--model", "tiny-window", "--fixtures",
+                                    scratch.path("."), "--out", scratch.path("out")});
+  EXPECT_EQ(of_what.status, kExitBadInput);
+  EXPECT_THAT(of_what.err, HasSubstr("--model: of which numbers? name --fidelity, too"));
+}
+
 // Shrinking looks at labels alone, and what it leaves says the numbers again.
 TEST(Fidelity, ofReferenceIsSaidByAShrunkTrace) {
   RunOptions run = testing_support::run_with_defect("sglang-no-buffer:drops-initial-state");

@@ -130,8 +130,12 @@ TEST(RunLines, areMentionedWhereOthersWerePlayed) {
   EXPECT_NE(plain.out.find("--run-lines"), std::string::npos) << plain.out;
   const ProgramRun own = run_program({"replay", file, "--run-lines"});
   EXPECT_EQ(own.status, kExitInvariant) << own.out << own.err;
-  EXPECT_EQ(run_program({"replay", file, "--run-lines", "--subject", "radix"}).status,
-            kExitBadInput);
+  for (const auto& [option, value] : {std::pair{"--subject", "radix"},
+                                      {"--check", "off"},
+                                      {"--model", "qwen3-next-80b"},
+                                      {"--timeout", "1s"}})
+    EXPECT_EQ(run_program({"replay", file, "--run-lines", option, value}).status, kExitBadInput)
+        << option;
 }
 
 TEST(RunLines, takeTheFidelityAndTheConfigOfTheCommand) {
