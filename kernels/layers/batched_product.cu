@@ -2,13 +2,14 @@
 //
 // Weights are the left operand, so that few tokens waste no rows of a product: a warpgroup sums the
 // products of 64 weight rows with all tokens of a tile. K is divided into splits by the weights'
-// shape alone, each split is summed from its first step to its last, and the sums of splits are
-// added in their order. So every tile, of whatever size, gives a row the same bits, and tiles may
-// be chosen by the number of tokens.
+// shape alone; each split is summed from its first step to its last, and the sums of splits are
+// added in pairs, pairs in pairs and so on. So every tile, of whatever size, gives a row the same
+// bits, and tiles may be chosen by the number of tokens.
 //
-//   product_kernel   grid (splits x tiles of tokens, tiles of weight rows, G). A tile has 64, 128
-//                    or 192 weight rows and 32 or 128 tokens; its splits are the blocks of a
-//                    cluster. Block: a warpgroup for 64 weight rows, and one warp that loads
+//   product_kernel   grid (blocks of a cluster x tiles of tokens, tiles of weight rows, G). A tile
+//                    has 64, 128 or 192 weight rows and 32 or 128 tokens. The blocks of a cluster
+//                    share its splits: one each, or several, one after another. Block: a
+//                    warpgroup for 64 weight rows, and one warp that loads
 //   stream_kernel    many tokens; grid (clusters of two blocks that fill the processors). A cluster
 //                    takes pairs of tiles of 128 weight rows and the same 256 tokens, one after
 //                    another; each block loads half of the tokens for both, and takes all splits
@@ -20,8 +21,8 @@
 // 2. Each warpgroup sums its products. With e4m3, the sum over 128 numbers is multiplied by its
 //    scales and added in float32, because tensor cores accumulate e4m3 products with fewer bits.
 // 3. Sums are rounded into tiles of shared memory, which bulk copies store. In stream_kernel the
-//    next tile's loads and the other warpgroup's products run meanwhile. Sums of several splits
-//    stay in float32: the blocks of a cluster add them, each for a share of the tokens.
+//    next tile's loads and the other warpgroup's products run meanwhile. The sums of a cluster's
+//    blocks stay in float32: each block adds them for a share of the tokens.
 #include "kernels/layers/batched_product.hpp"
 
 #include <algorithm>
@@ -48,6 +49,7 @@ constexpr int bytes_of_stage(int rows, int tokens) {
 struct Task {
   int splits, steps;  ///< of K; a step is 128 bytes
   int M, N;
+  int blocks = 1;      ///< of a cluster; each takes splits / blocks splits, one after another
   int stages = 0;      ///< of the ring
   int prefetched = 0;  ///< steps of a split
   bool shared_x, settled_weights;
@@ -217,6 +219,39 @@ __device__ inline void multiply(float (&sums)[kTokens / 2], const Ring<kRows, kT
   if (steps > 0) release(used);
 }
 
+/// Sums splits first ... first + count - 1, each like a block of its own, and adds their sums in
+/// pairs, the pairs in pairs and so on. `count` is a power of two. Sums wait in local memory, since
+/// registers have room for one split's.
+template <int kRows, int kTokens, class Release>
+__device__ inline void multiply_splits(float (&sums)[kTokens / 2], const Ring<kRows, kTokens>& ring,
+                                       Place& at, const Task& task, int first, int count, int group,
+                                       Release release) {
+  constexpr int kLevels = 3, kQuads = kTokens / 8;
+  static_assert(1 << kLevels == kMostSplits);
+  float4 kept[kLevels * kQuads];
+  float4* place = kept;
+  asm volatile("" : "+l"(place)::"memory");  // keeps the array in memory
+  for (int i = 0; i < count; ++i) {
+    multiply(sums, ring, at, task.begin_of(first + i + 1) - task.begin_of(first + i), group,
+             release);
+    const float4* from = place;
+    for (int bits = i; bits & 1; bits /= 2, from += kQuads)
+#pragma unroll
+      for (int j = 0; j < kQuads; ++j) {
+        const float4 sum = from[j];
+        sums[4 * j] = sum.x + sums[4 * j];
+        sums[4 * j + 1] = sum.y + sums[4 * j + 1];
+        sums[4 * j + 2] = sum.z + sums[4 * j + 2];
+        sums[4 * j + 3] = sum.w + sums[4 * j + 3];
+      }
+    if (i + 1 == count) break;
+    float4* const to = place + (from - place);
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j)
+      to[j] = make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
+  }
+}
+
 /// multiply() in e4m3, with scales. Step i has the 128 numbers from (first + i) * 128 on, which
 /// share a scale.
 template <int kRows, int kTokens>
@@ -329,7 +364,7 @@ __device__ inline void add_and_store(const Task& task, std::uint32_t sums, int r
                                      int first_token, int g) {
   constexpr int kPieces = kRows / 4, kPitch = kRows + 4, kThreads = kRows * 2;
   constexpr int kAtOnce = kTokens == kFew ? 1 : 2;  ///< pieces of which a thread issues all loads
-  const int share = kTokens / task.splits;
+  const int share = kTokens / task.blocks;
   for (int first = static_cast<int>(threadIdx.x); first < share * kPieces;
        first += kAtOnce * kThreads) {
     float4 parts[kAtOnce][kMostSplits];
@@ -346,21 +381,23 @@ __device__ inline void add_and_store(const Task& task, std::uint32_t sums, int r
       const std::uint32_t place = sums + static_cast<std::uint32_t>((token * kPitch + row) * 4);
 #pragma unroll
       for (int other = 0; other < kMostSplits; ++other)
-        if (other < task.splits) parts[j][other] = load_from(place, other);
+        if (other < task.blocks) parts[j][other] = load_from(place, other);
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       int token, row;
       if (!piece(j, token, row)) continue;
-      float4 sum = parts[j][0];
 #pragma unroll
-      for (int other = 1; other < kMostSplits; ++other)
-        if (other < task.splits) {
-          sum.x += parts[j][other].x;
-          sum.y += parts[j][other].y;
-          sum.z += parts[j][other].z;
-          sum.w += parts[j][other].w;
-        }
+      for (int step = 1; step < kMostSplits; step *= 2)  // in pairs, as multiply_splits() does
+        if (step < task.blocks)
+#pragma unroll
+          for (int other = 0; other < kMostSplits; other += 2 * step) {
+            parts[j][other].x += parts[j][other + step].x;
+            parts[j][other].y += parts[j][other + step].y;
+            parts[j][other].z += parts[j][other + step].z;
+            parts[j][other].w += parts[j][other + step].w;
+          }
+      const float4 sum = parts[j][0];
       *reinterpret_cast<uint2*>(task.out + g * task.out_strides[0] +
                                 (first_token + token) * task.out_strides[1] + first_row + row) =
           make_uint2(hopper::pack<Bf16>(sum.x, sum.y), hopper::pack<Bf16>(sum.z, sum.w));
@@ -395,18 +432,19 @@ __global__ void __launch_bounds__(kRows * 2 + 32, blocks_of_processor<T, kRows, 
   __syncthreads();
   let_the_next_launch_start();
 
-  const int rank = static_cast<int>(blockIdx.x) % task.splits;
-  const int tile = static_cast<int>(blockIdx.x) / task.splits;
+  const int rank = static_cast<int>(blockIdx.x) % task.blocks;
+  const int tile = static_cast<int>(blockIdx.x) / task.blocks;
   const int first_token = first_of(tile, kTokens, task.M);
   const int first_row = static_cast<int>(blockIdx.y) * kRows;
   const int g = static_cast<int>(blockIdx.z);
-  const int begin = task.begin_of(rank), end = task.begin_of(rank + 1);
+  const int splits = task.splits / task.blocks;
+  const int begin = task.begin_of(rank * splits), end = task.begin_of((rank + 1) * splits);
   const int group = hopper::uniform(static_cast<int>(threadIdx.x) / hopper::kWarpgroup);
   if (group == kGroups) {
     if (threadIdx.x == kMultiplying)
       load_steps(ring, weights, tokens, task, begin, end, first_row, first_token, g);
     __syncwarp();
-    if (task.splits == 1) return;
+    if (task.blocks == 1) return;
     hopper::sync_cluster();
     hopper::sync_cluster();
     return;
@@ -423,15 +461,19 @@ __global__ void __launch_bounds__(kRows * 2 + 32, blocks_of_processor<T, kRows, 
   if constexpr (std::is_same_v<T, Bf16>) {
     Place at;
     hopper::pin(sums);
-    multiply(sums, ring, at, end - begin, group, [&](int stage) {
+    const auto release = [&](int stage) {
       if (threadIdx.x % 32 == 0) hopper::barrier_arrive(ring.empty(stage));
-    });
+    };
+    if (splits == 1)
+      multiply(sums, ring, at, end - begin, group, release);
+    else if constexpr (kTokens != kFew)
+      multiply_splits(sums, ring, at, task, rank * splits, splits, group, release);
   } else {
     multiply_numbers(sums, ring, task, begin, end - begin, group, first_row, first_token, g);
   }
   // All products have read the ring, which is now overwritten.
   hopper::sync_threads_of(1, kMultiplying);
-  if (task.splits == 1) {
+  if (task.blocks == 1) {
     const std::uint32_t part =
         tiles + static_cast<std::uint32_t>(group * kTokens * hopper::kTileRowBytes);
     round_into<kTokens>(part, sums, 0);
@@ -544,27 +586,10 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     for (int number = static_cast<int>(blockIdx.x) / 2; number < tiles.all; number += clusters) {
       const Tile tile = tile_of(tiles, number, rank, task.M);
       float sums[kMany / 2];
-      multiply(sums, ring, at, task.begin_of(1), group, release);
-      if (task.splits > 1) {
-        // The sum of earlier splits waits in local memory: registers have room for one split's.
-        float4 kept[kMany / 8];
-        float4* place = kept;
-        asm volatile("" : "+l"(place)::"memory");
-        for (int split = 1; split < task.splits; ++split) {
-#pragma unroll
-          for (int i = 0; i < kMany / 8; ++i)
-            place[i] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
-          multiply(sums, ring, at, task.begin_of(split + 1) - task.begin_of(split), group, release);
-#pragma unroll
-          for (int i = 0; i < kMany / 8; ++i) {
-            const float4 sum = place[i];
-            sums[4 * i] += sum.x;
-            sums[4 * i + 1] += sum.y;
-            sums[4 * i + 2] += sum.z;
-            sums[4 * i + 3] += sum.w;
-          }
-        }
-      }
+      if (task.splits == 1)
+        multiply(sums, ring, at, task.steps, group, release);
+      else
+        multiply_splits(sums, ring, at, task, 0, task.splits, group, release);
 #pragma unroll
       for (int first = 0; first < kMany; first += kStored) {
         const std::uint32_t buffer = buffers + first / kStored % 2 * kStoredBytes;
@@ -587,12 +612,14 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
 }
 
 /// The number of splits of K: doubled until there are 128 parts of weight rows, so that all
-/// processors load weights, while each split has at least 8 steps. It depends on the weights' shape
-/// alone, and so do the bits.
+/// processors load weights, while each split has at least 8 steps. Clusters of four leave
+/// processors out, so eight splits follow four. It depends on the weights' shape alone, and so do
+/// the bits.
 int splits_of(std::int64_t N, std::int64_t steps, int most) {
   const std::int64_t parts = (N + kPartRows - 1) / kPartRows;
   int splits = 1;
-  while (2 * splits <= most && parts * splits < 128 && steps / (2 * splits) >= 8) splits *= 2;
+  while (2 * splits <= most && (parts * splits < 128 || splits == 4) && steps / (2 * splits) >= 8)
+    splits *= 2;
   return splits;
 }
 
@@ -662,8 +689,8 @@ void launch_clusters(void (*kernel)(Parameters...), dim3 grid, int blocks, int t
 
 /// The most blocks that run at once with one on each processor. Clusters of more than two blocks
 /// leave some processors out.
-int most_at_once(int splits) {
-  return splits <= 2 ? processors() : processors() * 7 / 8;
+int most_at_once(int blocks) {
+  return blocks <= 2 ? processors() : processors() * 7 / 8;
 }
 
 template <class T, int kRows, int kTokens>
@@ -675,13 +702,13 @@ void launch_product(const BatchedProduct<T>& in, Task task, cudaStream_t stream)
   check_cuda(set, kName);
   const std::int64_t G = in.weight.extent(0), rows = (task.N + kRows - 1) / kRows;
   const std::int64_t columns = (task.M + kTokens - 1) / kTokens;
-  const std::int64_t most = most_at_once(task.splits);
+  const std::int64_t most = most_at_once(task.blocks);
   // The rings of the blocks that run at once take all shared memory: weights come at the rate of
   // the bytes that are under way.
   const auto resident = static_cast<int>(
-      std::clamp<std::int64_t>((G * rows * columns * task.splits + most - 1) / most, 1,
+      std::clamp<std::int64_t>((G * rows * columns * task.blocks + most - 1) / most, 1,
                                blocks_of_processor<T, kRows, kTokens>()));
-  const int steps = (task.steps + task.splits - 1) / task.splits;
+  const int steps = (task.steps + task.blocks - 1) / task.blocks;
   task.stages =
       std::min({steps, kMostStages, std::max(2, (kShared / resident - 2 * 1024) / kStage)});
   // A launch with a short K is mostly latency. More than 8 MB would take L2 from the launch in
@@ -689,12 +716,12 @@ void launch_product(const BatchedProduct<T>& in, Task task, cudaStream_t stream)
   const bool is_short = task.steps <= (kTokens == kFew ? 4 : 8);
   if (is_short && !task.settled_weights)
     task.prefetched = static_cast<int>(
-        std::min<std::int64_t>(steps, (8 << 20) / (G * rows * task.splits * kRows * kStepBytes)));
-  const int result = kTokens * (task.splits > 1 ? (kRows + 4) * 4 : kRows * 2);
+        std::min<std::int64_t>(steps, (8 << 20) / (G * rows * task.blocks * kRows * kStepBytes)));
+  const int result = kTokens * (task.blocks > 1 ? (kRows + 4) * 4 : kRows * 2);
   launch_clusters(kernel,
-                  dim3(static_cast<unsigned>(task.splits * columns), static_cast<unsigned>(rows),
+                  dim3(static_cast<unsigned>(task.blocks * columns), static_cast<unsigned>(rows),
                        static_cast<unsigned>(G)),
-                  task.splits, kRows * 2 + 32, std::max(task.stages * kStage, result) + 1024,
+                  task.blocks, kRows * 2 + 32, std::max(task.stages * kStage, result) + 1024,
                   stream, map_of(in.weight, kPartRows), map_of(in.x, std::min(task.M, kTokens)),
                   map_of(TensorView<const Bf16, 3>(in.out), kTokens), task);
 }
@@ -723,25 +750,39 @@ void launch_stream(const BatchedProduct<Bf16>& in, const Task& task, cudaStream_
                   map_of(TensorView<const Bf16, 3>(in.out), kStored), task, tiles);
 }
 
-/// The tile of product_kernel: the measured best of each kind of shape.
+/// The tile of product_kernel and the blocks of its cluster: the measured best of each kind of
+/// shape.
 struct TileShape {
-  int rows, tokens;
+  int rows, tokens, blocks;
 };
 TileShape tile_for(std::int64_t G, const Task& task, bool scaled) {
-  const auto blocks = [&](int rows, int tokens) {
-    return G * ((task.N + rows - 1) / rows) * ((task.M + tokens - 1) / tokens) * task.splits;
+  const auto tiles = [&](int rows, int tokens) {
+    return G * ((task.N + rows - 1) / rows) * ((task.M + tokens - 1) / tokens);
   };
-  const std::int64_t all = processors(), most = most_at_once(task.splits);
   // Little work takes the time of one block, and small blocks are quick.
-  const std::int64_t small = blocks(64, kFew);
-  if (small <= (task.splits <= 2 ? 5 * all : most) && small * task.steps <= 24 * all * task.splits)
-    return {64, kFew};
+  const std::int64_t all = processors(), small = tiles(64, kFew) * task.splits;
+  if (small <= (task.splits <= 2 ? 5 * all : most_at_once(task.splits)) &&
+      small * task.steps <= 24 * all * task.splits)
+    return {64, kFew, task.splits};
   const int tokens = task.M <= kFew ? kFew : kSome;
-  for (const int rows : {64, 128, 192})
-    if (blocks(rows, tokens) <= most && !(scaled && rows * tokens > 128 * 128))
-      return {rows, tokens};
-  const bool many_small = task.steps <= 4 || (scaled && blocks(64, tokens) <= 4 * all);
-  return {tokens == kSome && many_small ? 64 : 128, tokens};
+  if (tokens == kFew && task.splits > 2) return {64, kFew, task.splits};
+  // Otherwise as many blocks as run at once, one on each processor, and the largest of these.
+  TileShape best{};
+  std::int64_t most = 0;
+  for (const int rows : {64, 128, 192}) {
+    const bool wasteful = (task.N + rows - 1) / rows * rows > task.N / 8 * 9 && rows > 64;
+    if (wasteful || (scaled && rows * tokens > 128 * 128)) continue;
+    const int fewest = scaled || tokens == kFew ? task.splits : 1;
+    for (int blocks = task.splits; blocks >= fewest; blocks /= 2) {
+      const std::int64_t found = tiles(rows, tokens) * blocks;
+      if (found > most_at_once(blocks) || found < most) continue;
+      best = {rows, tokens, blocks};
+      most = found;
+    }
+  }
+  if (most > 0) return best;
+  const bool many_small = task.steps <= 4 || (scaled && tiles(64, tokens) * task.splits <= 4 * all);
+  return {tokens == kSome && many_small ? 64 : 128, tokens, task.splits};
 }
 
 }  // namespace
@@ -789,7 +830,8 @@ void batched_product(const BatchedProduct<T>& in, cudaStream_t stream) {
   tell(in.weight_scale, task.weight_scale, task.weight_scale_strides);
   if constexpr (!kScaled)
     if (fills_processors(G, task)) return launch_stream(in, task, stream);
-  const auto [rows, tokens] = tile_for(G, task, kScaled);
+  const auto [rows, tokens, blocks] = tile_for(G, task, kScaled);
+  task.blocks = blocks;
   if (tokens == kFew) {
     if (rows == 64) return launch_product<T, 64, kFew>(in, task, stream);
     if (rows == 128) return launch_product<T, 128, kFew>(in, task, stream);
