@@ -11,9 +11,9 @@
 //                    share its splits: one each, or several, one after another. Block: a
 //                    warpgroup for 64 weight rows, and one warp that loads
 //   stream_kernel    many tokens; grid (clusters of two blocks that fill the processors). A cluster
-//                    takes pairs of tiles of 128 weight rows and the same 256 tokens, one after
-//                    another; each block loads half of the tokens for both, and takes all splits
-//                    of its tile. Block: two warpgroups, and one warp that loads
+//                    takes pairs of tiles of 128 weight rows and the same 192 or 256 tokens, one
+//                    after another; each block loads half of the tokens for both, and takes all
+//                    splits of its tile. Block: two warpgroups, and warps of which one loads
 //
 // 1. The loading warp fills a ring of stages: a stage has 128 bytes of K of a tile's weight rows
 //    and tokens. Before the previous launch has ended, settled weights are loaded, and others are
@@ -104,6 +104,27 @@ struct NumberProduct<128> {
         "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, "
         "1; }"
         : LOCKSTEP_D16(0), LOCKSTEP_D16(16), LOCKSTEP_D16(32), LOCKSTEP_D16(48)
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+  }
+};
+
+/// hopper::Product in bf16, both operands K-major; also of 192 tokens.
+template <int kTokens>
+struct Bf16Product : hopper::Product<Bf16, kTokens, false> {};
+template <>
+struct Bf16Product<192> {
+  __device__ static void of(float (&d)[96], std::uint64_t a, std::uint64_t b, bool accumulate) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %98, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+        "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,"
+        "%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,"
+        "%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,"
+        "%87,%88,%89,%90,%91,%92,%93,%94,%95}, %96, %97, p, "
+        "1, 1, 0, 0; }"
+        : LOCKSTEP_D16(0), LOCKSTEP_D16(16), LOCKSTEP_D16(32), LOCKSTEP_D16(48), LOCKSTEP_D16(64),
+          LOCKSTEP_D16(80)
         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
   }
 };
@@ -206,8 +227,8 @@ __device__ inline void multiply(float (&sums)[kTokens / 2], const Ring<kRows, kT
     hopper::start_products();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      hopper::Product<Bf16, kTokens, false>::of(sums, hopper::further(left, k * 32),
-                                                hopper::further(right, k * 32), i + k > 0);
+      Bf16Product<kTokens>::of(sums, hopper::further(left, k * 32), hopper::further(right, k * 32),
+                               i + k > 0);
     hopper::commit_products();
     hopper::wait_for_products<1>();
     if (i > 0) release(used);
@@ -219,6 +240,26 @@ __device__ inline void multiply(float (&sums)[kTokens / 2], const Ring<kRows, kT
   if (steps > 0) release(used);
 }
 
+/// Adds sums of 2^n groups of splits to those of the group before, as often as `number`, that of
+/// this group, has ones at its end; then keeps them in `kept`, unless it is the last of `count`.
+template <int kTokens>
+__device__ inline void add_groups(float (&sums)[kTokens / 2], float4* kept, int number, int count) {
+  constexpr int kQuads = kTokens / 8;
+  for (int bits = number; bits & 1; bits /= 2, kept += kQuads)
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) {
+      const float4 sum = kept[j];
+      sums[4 * j] = sum.x + sums[4 * j];
+      sums[4 * j + 1] = sum.y + sums[4 * j + 1];
+      sums[4 * j + 2] = sum.z + sums[4 * j + 2];
+      sums[4 * j + 3] = sum.w + sums[4 * j + 3];
+    }
+  if (number + 1 == count) return;
+#pragma unroll
+  for (int j = 0; j < kQuads; ++j)
+    kept[j] = make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
+}
+
 /// Sums splits first ... first + count - 1, each like a block of its own, and adds their sums in
 /// pairs, the pairs in pairs and so on. `count` is a power of two. Sums wait in local memory, since
 /// registers have room for one split's.
@@ -226,29 +267,32 @@ template <int kRows, int kTokens, class Release>
 __device__ inline void multiply_splits(float (&sums)[kTokens / 2], const Ring<kRows, kTokens>& ring,
                                        Place& at, const Task& task, int first, int count, int group,
                                        Release release) {
-  constexpr int kLevels = 3, kQuads = kTokens / 8;
-  static_assert(1 << kLevels == kMostSplits);
-  float4 kept[kLevels * kQuads];
-  float4* place = kept;
-  asm volatile("" : "+l"(place)::"memory");  // keeps the array in memory
+  float4 memory[3 * kTokens / 8];
+  static_assert(kMostSplits == 8);
+  float4* kept = memory;
+  asm volatile("" : "+l"(kept)::"memory");  // keeps the array in memory
   for (int i = 0; i < count; ++i) {
     multiply(sums, ring, at, task.begin_of(first + i + 1) - task.begin_of(first + i), group,
              release);
-    const float4* from = place;
-    for (int bits = i; bits & 1; bits /= 2, from += kQuads)
+    add_groups<kTokens>(sums, kept, i, count);
+  }
+}
+
+/// multiply_splits() of all splits, of which there are several, with registers for two splits'
+/// sums.
+template <int kRows, int kTokens, class Release>
+__device__ inline void multiply_pairs(float (&sums)[kTokens / 2], const Ring<kRows, kTokens>& ring,
+                                      Place& at, const Task& task, int group, Release release) {
+  float4 memory[2 * kTokens / 8];
+  float4* kept = memory;
+  asm volatile("" : "+l"(kept)::"memory");
+  for (int i = 0; i < task.splits; i += 2) {
+    float first[kTokens / 2];
+    multiply(first, ring, at, task.begin_of(i + 1) - task.begin_of(i), group, release);
+    multiply(sums, ring, at, task.begin_of(i + 2) - task.begin_of(i + 1), group, release);
 #pragma unroll
-      for (int j = 0; j < kQuads; ++j) {
-        const float4 sum = from[j];
-        sums[4 * j] = sum.x + sums[4 * j];
-        sums[4 * j + 1] = sum.y + sums[4 * j + 1];
-        sums[4 * j + 2] = sum.z + sums[4 * j + 2];
-        sums[4 * j + 3] = sum.w + sums[4 * j + 3];
-      }
-    if (i + 1 == count) break;
-    float4* const to = place + (from - place);
-#pragma unroll
-    for (int j = 0; j < kQuads; ++j)
-      to[j] = make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
+    for (int j = 0; j < kTokens / 2; ++j) sums[j] = first[j] + sums[j];
+    add_groups<kTokens>(sums, kept, i / 2, task.splits / 2);
   }
 }
 
@@ -505,14 +549,20 @@ __global__ void __launch_bounds__(kRows * 2 + 32, blocks_of_processor<T, kRows, 
 // --- Many tokens ---------------------------------------------------------------------------------
 
 constexpr int kPairRows = 128;  ///< weight rows of a block, of which a cluster has two
-constexpr int kStreamThreads = 2 * hopper::kWarpgroup + 32;
 constexpr int kStreamStages = 4;
-constexpr int kMany = 256;   ///< tokens of a tile
 constexpr int kStored = 64;  ///< tokens that are stored at a time
 constexpr int kStoredBytes = kStored * hopper::kTileRowBytes;
 constexpr int kBand = 8;  ///< tiles of tokens that share weights in L2
-constexpr int kStreamBytes =
-    kStreamStages * bytes_of_stage(kPairRows, kMany) + 2 * 2 * kStoredBytes + 1024;
+
+/// Of tiles with kMany tokens: 256, or 192, with registers for the sums of a pair of splits, which
+/// loading warps give.
+template <int kMany>
+struct Stream {
+  static constexpr bool kPairs = kMany < 256;
+  static constexpr int kThreads = 2 * hopper::kWarpgroup + (kPairs ? hopper::kWarpgroup : 32);
+  static constexpr int kBytes =
+      kStreamStages * bytes_of_stage(kPairRows, kMany) + 2 * 2 * kStoredBytes + 1024;
+};
 
 /// Tiles in the order in which clusters take them.
 struct Tiles {
@@ -523,6 +573,7 @@ struct Tiles {
 struct Tile {
   int first_row, first_token, g;
 };
+template <int kMany>
 __device__ inline Tile tile_of(const Tiles& tiles, int number, int rank, int M) {
   const int of_one = tiles.pairs * tiles.columns, g = number / of_one, i = number - g * of_one;
   const int band = i / (kBand * tiles.pairs), within = i - band * kBand * tiles.pairs;
@@ -531,11 +582,13 @@ __device__ inline Tile tile_of(const Tiles& tiles, int number, int rank, int M) 
   return {(2 * pair + rank) * kPairRows, first_of(column, kMany, M), g};
 }
 
-__global__ void __launch_bounds__(kStreamThreads, 1)
+template <int kMany>
+__global__ void __launch_bounds__(Stream<kMany>::kThreads, 1)
     stream_kernel(const __grid_constant__ CUtensorMap weights,
                   const __grid_constant__ CUtensorMap tokens,
                   const __grid_constant__ CUtensorMap out, const __grid_constant__ Task task,
                   const __grid_constant__ Tiles tiles) {
+  using Of = Stream<kMany>;
   using StreamRing = Ring<kPairRows, kMany>;
   extern __shared__ unsigned char memory[];
   __shared__ alignas(8) std::uint64_t barriers[2 * kStreamStages];
@@ -555,10 +608,11 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   const int group = hopper::uniform(static_cast<int>(threadIdx.x) / hopper::kWarpgroup);
   Place at;
   if (group == 2) {
-    if (threadIdx.x % 32 == 0) {
+    if constexpr (Of::kPairs) hopper::give_registers<24>();
+    if (threadIdx.x == 2 * hopper::kWarpgroup) {
       bool first = true;  // round of the ring
       for (int number = static_cast<int>(blockIdx.x) / 2; number < tiles.all; number += clusters) {
-        const Tile tile = tile_of(tiles, number, rank, task.M);
+        const Tile tile = tile_of<kMany>(tiles, number, rank, task.M);
         for (int i = 0; i < task.steps; ++i) {
           if (!first) hopper::barrier_wait(ring.empty(at.stage), at.parity ^ 1);
           const std::uint32_t full = ring.full(at.stage);
@@ -576,6 +630,8 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     }
     __syncwarp();
   } else {
+    if constexpr (Of::kPairs) hopper::take_registers<240>();
+    int turn = 0;
     const std::uint32_t buffers = base + kStreamStages * bytes_of_stage(kPairRows, kMany) +
                                   static_cast<std::uint32_t>(group * 2 * kStoredBytes);
     const bool storing = threadIdx.x % hopper::kWarpgroup == 0;
@@ -584,15 +640,18 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
       if (lane < 2) hopper::remote_arrive(ring.empty(stage), lane);
     };
     for (int number = static_cast<int>(blockIdx.x) / 2; number < tiles.all; number += clusters) {
-      const Tile tile = tile_of(tiles, number, rank, task.M);
+      const Tile tile = tile_of<kMany>(tiles, number, rank, task.M);
       float sums[kMany / 2];
       if (task.splits == 1)
         multiply(sums, ring, at, task.steps, group, release);
+      else if constexpr (Of::kPairs)
+        multiply_pairs(sums, ring, at, task, group, release);
       else
         multiply_splits(sums, ring, at, task, 0, task.splits, group, release);
 #pragma unroll
       for (int first = 0; first < kMany; first += kStored) {
-        const std::uint32_t buffer = buffers + first / kStored % 2 * kStoredBytes;
+        const std::uint32_t buffer = buffers + static_cast<std::uint32_t>(turn * kStoredBytes);
+        turn ^= 1;
         if (storing) hopper::wait_for_reads<1>();
         hopper::sync_threads_of(2 + group, hopper::kWarpgroup);
         round_into<kStored>(buffer, sums, first);
@@ -726,26 +785,44 @@ void launch_product(const BatchedProduct<T>& in, Task task, cudaStream_t stream)
                   map_of(TensorView<const Bf16, 3>(in.out), kTokens), task);
 }
 
-/// Whether the clusters of stream_kernel, which take whole pairs of tiles, use enough of their
-/// time.
-bool fills_processors(std::int64_t G, const Task& task) {
-  if (task.M < kMany) return false;
+/// Rounds in which the clusters of stream_kernel take all pairs of tiles with `many` tokens.
+std::int64_t rounds_of(std::int64_t G, const Task& task, int many) {
   const std::int64_t pairs = (task.N + 2 * kPairRows - 1) / (2 * kPairRows);
-  const std::int64_t tiles = G * pairs * ((task.M + kMany - 1) / kMany);
-  const std::int64_t clusters = processors() / 2, rounds = (tiles + clusters - 1) / clusters;
-  const double useful = static_cast<double>(G * task.N) * task.M;
-  return useful > 0.65 * static_cast<double>(rounds * clusters * 2 * kPairRows * kMany);
+  const std::int64_t tiles = G * pairs * ((task.M + many - 1) / many);
+  const std::int64_t clusters = processors() / 2;
+  return (tiles + clusters - 1) / clusters;
 }
 
+/// Tokens of a tile of stream_kernel: those that take less time, as measured. A step with 192
+/// tokens takes 0.76 of one with 256. Sums that wait in local memory take 8.5 such steps a split;
+/// with 192 tokens three quarters of that a pair of splits.
+int many_tokens(std::int64_t G, const Task& task) {
+  const auto rounds = [&](int many) { return static_cast<double>(rounds_of(G, task, many)); };
+  const double waits = 8.5 * (task.splits - 1);
+  const double pair_waits = 6.4 * std::max(0, task.splits / 2 - 1);
+  return rounds(256) * (task.steps + waits) <= rounds(192) * (0.76 * task.steps + pair_waits) ? 256
+                                                                                              : 192;
+}
+
+/// Whether the clusters of stream_kernel, which take whole pairs of tiles, use enough of their
+/// time.
+bool fills_processors(std::int64_t G, const Task& task, int many) {
+  const double all =
+      static_cast<double>(rounds_of(G, task, many)) * (processors() / 2) * 2 * kPairRows * many;
+  return task.M >= many && static_cast<double>(G * task.N) * task.M > 0.65 * all;
+}
+
+template <int kMany>
 void launch_stream(const BatchedProduct<Bf16>& in, const Task& task, cudaStream_t stream) {
+  using Of = Stream<kMany>;
   static const cudaError_t set = cudaFuncSetAttribute(
-      stream_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStreamBytes);
+      stream_kernel<kMany>, cudaFuncAttributeMaxDynamicSharedMemorySize, Of::kBytes);
   check_cuda(set, kName);
   Tiles tiles{.pairs = (task.N + 2 * kPairRows - 1) / (2 * kPairRows),
               .columns = (task.M + kMany - 1) / kMany};
   tiles.all = tiles.pairs * tiles.columns * static_cast<int>(in.weight.extent(0));
   const auto clusters = static_cast<unsigned>(std::min(processors() / 2, tiles.all));
-  launch_clusters(stream_kernel, dim3(2 * clusters), 2, kStreamThreads, kStreamBytes, stream,
+  launch_clusters(stream_kernel<kMany>, dim3(2 * clusters), 2, Of::kThreads, Of::kBytes, stream,
                   map_of(in.weight, kPairRows), map_of(in.x, kMany / 2),
                   map_of(TensorView<const Bf16, 3>(in.out), kStored), task, tiles);
 }
@@ -829,7 +906,9 @@ void batched_product(const BatchedProduct<T>& in, cudaStream_t stream) {
   tell(in.x_scale, task.x_scale, task.x_scale_strides);
   tell(in.weight_scale, task.weight_scale, task.weight_scale_strides);
   if constexpr (!kScaled)
-    if (fills_processors(G, task)) return launch_stream(in, task, stream);
+    if (const int many = many_tokens(G, task); fills_processors(G, task, many))
+      return many == 256 ? launch_stream<256>(in, task, stream)
+                         : launch_stream<192>(in, task, stream);
   const auto [rows, tokens, blocks] = tile_for(G, task, kScaled);
   task.blocks = blocks;
   if (tokens == kFew) {

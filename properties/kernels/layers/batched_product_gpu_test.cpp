@@ -208,12 +208,15 @@ void expect_the_bits_of_few(const Extents& e, std::initializer_list<std::int64_t
     }
 }
 
-// Tiles of all sizes, some of which reach beyond N or back over tokens of another; of many tokens
-// with one split of K and with two.
+// Tiles of all sizes, some of which reach beyond N or back over tokens of another; many tokens with
+// one, two and eight splits of K.
 TEST_F(BatchedProductGpu, manyTokensHaveTheBitsOfFew) {
   expect_the_bits_of_few<Bf16>({1, 1100, 136, 2048}, {1, 70});
   expect_the_bits_of_few<Bf16>({1, 700, 4104, 200}, {1, 33, 130});
   expect_the_bits_of_few<Bf16>({1, 720, 4096, 1024}, {32, 300});
+  expect_the_bits_of_few<Bf16>({1, 1024, 4096, 2048}, {32});
+  expect_the_bits_of_few<Bf16>({1, 1344, 2112, 4096}, {1, 128, 300});
+  expect_the_bits_of_few<Bf16>({1, 1792, 2112, 4096}, {32});
   expect_the_bits_of_few<Bf16>({1, 100, 24576, 64}, {1, 32});
   expect_the_bits_of_few<Bf16>({1, 100, 24576, 576}, {1, 40});
   expect_the_bits_of_few<Bf16>({1, 100, 12800, 1024}, {1, 40});
