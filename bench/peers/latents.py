@@ -324,7 +324,6 @@ def products(contestant):
     torch_name = f"torch {torch.__version__}"
 
     def of_product(case, loaded):
-        del case
         found = []
         ours = loaded.operator("batched_product")
 
@@ -334,6 +333,17 @@ def products(contestant):
         if ours is not None:
             found.append(contestant(OURS, lambda s: ours(s.x, s.w), view))
         found.append(contestant(f"{torch_name} bmm, cuBLAS", lambda s: torch.bmm(s.x, s.w.transpose(1, 2)), view))
+        # Of these a row's bits do not depend on the batch either.
+        if "cublas_invariant" in loaded.modules:
+            cublas = loaded.modules["cublas_invariant"]
+            found.append(contestant(f"cuBLAS {cublas.version} without workspace, batch-invariant",
+                                    lambda s: cublas.bmm(s.x, s.w), view))
+        if "vllm_invariant" in loaded.modules:
+            vllm = loaded.modules["vllm_invariant"]
+            name = f"vLLM {vllm.version} Triton, batch-invariant"
+            found.append(contestant(f"{name} bmm", lambda s: vllm.bmm(s.x, s.w.transpose(1, 2)), view))
+            if case.sets[0].w.shape[0] == 1:
+                found.append(contestant(f"{name} mm", lambda s: vllm.mm(s.x[0], s.w[0].t())[None], view))
         return found
 
     def of_scaled(case, loaded):
@@ -347,7 +357,25 @@ def products(contestant):
                 f"{torch_name} _scaled_mm, cuBLAS",
                 lambda s: torch._scaled_mm(s.x[0], s.w[0].t(), s.xs[0, 0], s.ws[0, 0], out_dtype=torch.bfloat16),
                 lambda s, result, rows: (result[None, :rows, :512],)))
+            if "deep_gemm" in loaded.modules:
+                found.append(deep_gemm_product(case, loaded.modules["deep_gemm"]))
         return found
+
+    def deep_gemm_product(case, library):
+        """DeepGEMM's product, whose rows' bits do not depend on the batch either. Its scales are of
+        blocks, so each set's two are repeated, in the layout that it wants."""
+        for s in case.sets:
+            (_, M, K), N = s.x.shape, s.w.shape[1]
+            s.block_xs = library.aligned(s.xs[0].expand(M, K // 128).contiguous())
+            s.block_ws = s.ws[0].expand((N + 127) // 128, K // 128).contiguous()
+
+        def launch(s):
+            out = torch.empty(s.x.shape[1], s.w.shape[1], device="cuda", dtype=torch.bfloat16)
+            library.product((s.x[0], s.block_xs), (s.w[0], s.block_ws), out)
+            return out
+
+        return contestant(f"DeepGEMM {library.version}, batch-invariant", launch,
+                          lambda s, result, rows: (result[None, :rows, :512],))
 
     def of_write(case, loaded):
         def view(s, result, rows):
@@ -558,8 +586,8 @@ def products(contestant):
             "mla_prompt": of_prompt}
 
 
-PEERS_OF = {"product": (), "scaled_product": (), "latent_cache": ("vllm_cache", "flashinfer_rope"),
-            "mla_layer": ("flashmla", "flashmla_fp8"), "mla_prompt": ("flash_attention_3",)}
+PEERS_OF = {"product": ("vllm_invariant", "cublas_invariant"), "scaled_product": ("deep_gemm",),
+            "latent_cache": ("vllm_cache", "flashinfer_rope"), "mla_layer": ("flashmla", "flashmla_fp8"), "mla_prompt": ("flash_attention_3",)}
 NOT_FETCHED = {
     "product": [], "mla_layer": [], "mla_prompt": [], "latent_cache": [],
     "scaled_product": [("FlashInfer", "its bmm_fp8, cuBLAS too, is not staged")],

@@ -106,6 +106,80 @@ def vllm_verify():
     return types.SimpleNamespace(version=version, verify=torch.ops._C.fused_gdn_decode_post_conv_mtp)
 
 
+def vllm_invariant():
+    """vLLM's products in Triton whose bits do not depend on the batch: functions `mm` and `bmm`, and
+    `version`."""
+    version = installed("vllm")
+    if version is None:
+        folder, version = staged("vllm")
+        stub_vllm(folder)
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        capability = types.SimpleNamespace(major=properties.major, minor=properties.minor)
+        sys.modules["vllm.platforms"].current_platform.get_device_capability = lambda device_id=0: capability
+        package("vllm.platforms.interface", DeviceCapability=tuple)
+        package("vllm.utils.mem_utils",
+                get_max_shared_memory_bytes=lambda device=0: properties.shared_memory_per_block_optin)
+        package("vllm.utils.nccl", pin_nccl_env=None)
+        sys.modules["vllm.utils.platform_utils"].num_compute_units = lambda device=0: properties.multi_processor_count
+        sys.modules["vllm.utils.torch_utils"].is_torch_equal_or_newer = None
+        package("vllm.model_executor.determinism", folder / "model_executor" / "determinism")
+    invariant = importlib.import_module("vllm.model_executor.determinism.batch_invariant")
+    return types.SimpleNamespace(version=version, mm=invariant.matmul_persistent, bmm=invariant.bmm_batch_invariant)
+
+
+class CublasInvariant:
+    """cuBLAS without a workspace, which then cannot divide K: so vLLM multiplies on Hopper where bits must
+    not depend on the batch. PyTorch gives its own handle a workspace, so this is another one."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(loaded_library(r"/libcublas\.so"))
+        self.handle = ctypes.c_void_p()
+        self.ask("cublasCreate_v2", ctypes.byref(self.handle))
+        number = ctypes.c_int()
+        self.ask("cublasGetVersion_v2", self.handle, ctypes.byref(number))
+        self.version = f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+
+    def ask(self, function, *arguments):
+        status = getattr(self.library, function)(*arguments)
+        if status != 0:
+            raise RuntimeError(f"{function}: status {status}")
+
+    def bmm(self, x, w):
+        """x [G, M, K] times w [G, N, K] transposed, in bf16 with sums in float32."""
+        (G, M, K), N = x.shape, w.shape[1]
+        out = torch.empty(G, M, N, device=x.device, dtype=x.dtype)
+        one, zero = ctypes.c_float(1), ctypes.c_float(0)
+        bf16, float32, transposed, plain, tensor_cores = 14, 68, 1, 0, 99  # of the library's enumerations
+        size, data = ctypes.c_longlong, ctypes.c_void_p
+        self.ask("cublasSetStream_v2", self.handle, data(torch.cuda.current_stream().cuda_stream))
+        self.ask("cublasSetWorkspace_v2", self.handle, data(), ctypes.c_size_t(0))  # a new stream resets it
+        self.ask("cublasGemmStridedBatchedEx", self.handle, transposed, plain, N, M, K, ctypes.byref(one),
+                 data(w.data_ptr()), bf16, K, size(N * K), data(x.data_ptr()), bf16, K, size(M * K),
+                 ctypes.byref(zero), data(out.data_ptr()), bf16, N, size(M * N), G, float32, tensor_cores)
+        return out
+
+
+def cublas_invariant():
+    """cuBLAS without a workspace: function `bmm`, and `version`."""
+    torch.mm(*torch.ones(2, 8, 8, device="cuda"))  # PyTorch loads the library
+    return CublasInvariant()
+
+
+def deep_gemm():
+    """DeepGEMM's product in e4m3, as vLLM's wheel has it: `product`, which takes the scales that
+    `aligned` has arranged, and `version`. It compiles its kernels when they are called first."""
+    archive = ROOT / "deep_gemm.tar.xz"
+    if not archive.exists():
+        raise Absent(f"{archive.name} is not staged")
+    folder = tempfile.mkdtemp(prefix="deep_gemm_")
+    subprocess.run(["tar", "-C", folder, "-xJf", str(archive)], check=True)
+    os.environ.setdefault("DG_JIT_CACHE_DIR", f"{folder}/cache")
+    sys.path.insert(0, folder)
+    library = importlib.import_module("deep_gemm")
+    return types.SimpleNamespace(version=library.__version__, product=library.fp8_gemm_nt,
+                                 aligned=library.utils.layout.get_mn_major_tma_aligned_tensor)
+
+
 def sglang_ring():
     """SGLang's decode of the gated delta rule with a ring of pending tokens, in Triton: function
     `decode`, and `version`."""

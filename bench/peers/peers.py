@@ -49,7 +49,8 @@ class Loaded:
         for name in ("vllm", "vllm_ring", "vllm_verify", "sglang_ring", "flashinfer_ring", "vllm_prefill",
                      "vllm_delta_prefill", "fla", "fla_prefill", "mamba_ssm", "mamba_ssm_prefill", "flashinfer",
                      "flashinfer_prefill", "flashqla", "flashinfer_mla", "flashinfer_ragged", "flashmla",
-                     "flashmla_fp8", "flash_attention_3", "vllm_cache", "flashinfer_rope"):
+                     "flashmla_fp8", "flash_attention_3", "vllm_cache", "flashinfer_rope", "vllm_invariant",
+                     "cublas_invariant", "deep_gemm"):
             if name not in asked:
                 continue
             if name in left_out:

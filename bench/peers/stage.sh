@@ -12,7 +12,8 @@
 # flashqla_kernels/:
 # - here, by nvcc and compile_kernels.py: FlashInfer's kernels for MLA, its cache and ragged
 #   prompts, its checkpointing_ssu, and FlashInfer's and FlashQLA's prefills of the gated delta rule;
-# - on the GPU machine, by its nvcc: FlashInfer's CUDA kernels for selective_state_update;
+# - on the GPU machine, by its nvcc: FlashInfer's CUDA kernels for selective_state_update, and DeepGEMM's
+#   products, which are not kept;
 # - on the GPU machine, by the CuTe compiler, which DSL=1 packs (60 MB): FlashInfer's decodes of the
 #   gated delta rule. Without the compiler those that an earlier run compiled are used.
 for word in "$@"; do  # a word that asks for help starts nothing
@@ -55,10 +56,16 @@ echo 0.6.0 >fla/VERSION
 wheel=$(fetch vllm 0.33.0)
 unzip -qo "$wheel" 'vllm/model_executor/layers/mamba/ops/*.py' \
   'vllm/model_executor/layers/mamba/ops/configs/selective_state_update/*H[12]00*' \
-  'vllm/third_party/flash_linear_attention/ops/*.py'
+  'vllm/third_party/flash_linear_attention/ops/*.py' 'vllm/model_executor/determinism/batch_invariant*.py'
 echo 0.33.0 >vllm/VERSION
 mkdir -p vllm_libraries
 unzip -qoj "$wheel" vllm/_flashmla_C.abi3.so vllm/_flashmla_extension_C.abi3.so -d vllm_libraries
+if [ ! -e deep_gemm.tar.xz ]; then  # 6 MB instead of 57: it compiles its headers at run time
+  unpacked=$(mktemp -d)
+  unzip -qo "$wheel" 'vllm/third_party/deep_gemm/*' -d "$unpacked"
+  tar -C "$unpacked/vllm/third_party" -cJf deep_gemm.tar.xz deep_gemm
+  rm -r "$unpacked"
+fi
 if [ ! -e vllm_libraries/_vllm_fa3_C.abi3.so.xz ]; then  # the compression takes a minute
   unzip -p "$wheel" vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so | xz -3 >vllm_libraries/_vllm_fa3_C.abi3.so.xz
 fi

@@ -76,6 +76,7 @@ struct Projections {
       expect_type(w, at::kBFloat16, argument);
       return view_of<const kernels::Bf16, 2>(w, argument);
     };
+    expect_type(frequencies, at::kFloat, "frequencies");
     return {.qkv_a = matrix(qkv_a, "qkv_a"),
             .q_a_norm = mixed<1>(q_a_norm, "q_a_norm"),
             .q_b = matrix(q_b, "q_b"),
@@ -553,6 +554,7 @@ mla_rope_decode(Tensor q, Tensor kv, Tensor positions, Tensor slots, Tensor(a!) 
                        frequencies.size(0) == 32;
     expect(sizes, "w_kc, w_vc, frequencies", "[H, 512, 128], [H, 128, 512], [32] on a GPU",
            w_kc.sizes());
+    expect_type(frequencies, at::kFloat, "frequencies");
     return of_cache(kv_cache, [&](auto c) { return run<decltype(c)>(); });
   }
 

@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <initializer_list>
+
 #include "properties/support/plain_layers.hpp"
 #include "reference/layers/batched_product.hpp"
 
@@ -174,23 +176,54 @@ TEST_F(BatchedProductGpu, aRowHasTheSameBitsInEveryBatch) {
   expect_the_same_alone<E4m3>(2, 3, 37, 40);
 }
 
-// With many tokens a block takes the splits of K one after the other.
-TEST_F(BatchedProductGpu, manyTokensHaveTheBitsOfFew) {
-  const Inputs<Bf16> in({1, 1100, 136, 2048}, 12);
-  Device<Bf16> whole(in);
+/// Rows [m, m + count) of the whole, alone, have the bits that they have in it.
+template <class T>
+void expect_the_bits_of_few(const Extents& e, std::initializer_list<std::int64_t> counts) {
+  SCOPED_TRACE(::testing::PrintToString(Sizes{e.G, e.M, e.N, e.K}));
+  Device<T> whole(Inputs<T>(e, 12, true));
   whole.run();
   const Array<float, 3> all = whole.out.host();
-  for (const std::int64_t m : {0, 500, 1000}) {
-    DeviceTensor<Bf16, 3> out(Shape<3>{1, 70, 136});
-    kernels::batched_product<Bf16>(
-        {.x = make_view(std::as_const(whole.x).data() + m * 2048, Shape<3>{1, 70, 2048}),
-         .weight = std::as_const(whole.weight).view(),
-         .out = out.view()},
-        nullptr);
-    finish();
-    const Array<float, 3> few = out.host();
-    for (std::int64_t i = 0; i < few.size(); ++i) ASSERT_EQ(few.data()[i], all.data()[m * 136 + i]);
-  }
+  for (const std::int64_t count : counts)
+    for (const std::int64_t m : {std::int64_t{0}, (e.M - count) / 2, e.M - count}) {
+      DeviceTensor<Bf16, 3> out(Shape<3>{e.G, count, e.N});
+      const auto rows = [&](const auto& x) {
+        return make_view(&x.view()(0, m, 0), Shape<3>{e.G, count, x.shape()[2]},
+                         Shape<3>{e.M * x.shape()[2], x.shape()[2], 1});
+      };
+      kernels::BatchedProduct<T> alone{.x = rows(std::as_const(whole.x)),
+                                       .weight = std::as_const(whole.weight).view(),
+                                       .out = out.view()};
+      if (whole.x_scale) {
+        alone.x_scale = rows(std::as_const(*whole.x_scale));
+        alone.weight_scale = std::as_const(*whole.weight_scale).view();
+      }
+      kernels::batched_product(alone, nullptr);
+      finish();
+      EXPECT_TRUE(out.guards_intact() && whole.out.guards_intact());
+      const Array<float, 3> few = out.host();
+      for (std::int64_t g = 0; g < e.G; ++g)
+        for (std::int64_t i = 0; i < count; ++i)
+          for (std::int64_t n = 0; n < e.N; ++n)
+            ASSERT_EQ(few(g, i, n), all(g, m + i, n)) << count << " from " << m << ": " << n;
+    }
+}
+
+// Tiles of all sizes, some of which reach beyond N or back over tokens of another; many tokens with
+// one, two and eight splits of K.
+TEST_F(BatchedProductGpu, manyTokensHaveTheBitsOfFew) {
+  expect_the_bits_of_few<Bf16>({1, 1100, 136, 2048}, {1, 70});
+  expect_the_bits_of_few<Bf16>({1, 700, 4104, 200}, {1, 33, 130});
+  expect_the_bits_of_few<Bf16>({1, 720, 4096, 1024}, {32, 300});
+  expect_the_bits_of_few<Bf16>({1, 1024, 4096, 2048}, {32});
+  expect_the_bits_of_few<Bf16>({1, 1344, 2112, 4096}, {1, 128, 300});
+  expect_the_bits_of_few<Bf16>({1, 1792, 2112, 4096}, {32});
+  expect_the_bits_of_few<Bf16>({1, 100, 24576, 64}, {1, 32});
+  expect_the_bits_of_few<Bf16>({1, 100, 24576, 576}, {1, 40});
+  expect_the_bits_of_few<Bf16>({1, 100, 12800, 1024}, {1, 40});
+  expect_the_bits_of_few<Bf16>({5, 40, 520, 520}, {7, 33});
+  expect_the_bits_of_few<E4m3>({1, 150, 16400, 272}, {1, 40, 128});
+  expect_the_bits_of_few<E4m3>({1, 150, 8200, 1040}, {1, 40});
+  expect_the_bits_of_few<E4m3>({3, 300, 136, 4096}, {1, 129});
 }
 
 // A NaN of one row stays there.
