@@ -808,6 +808,7 @@ int many_tokens(std::int64_t G, const Task& task) {
 /// time.
 bool fills_processors(std::int64_t G, const Task& task, int many) {
   const double all =
+      // NOLINTNEXTLINE(bugprone-integer-division): clusters are whole
       static_cast<double>(rounds_of(G, task, many)) * (processors() / 2) * 2 * kPairRows * many;
   return task.M >= many && static_cast<double>(G * task.N) * task.M > 0.65 * all;
 }

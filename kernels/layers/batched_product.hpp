@@ -30,7 +30,8 @@ struct BatchedProduct {
   TensorView<const T, 3> weight;  // [G, N, K], N a multiple of 8
   TensorView<Bf16, 3> out;        // [G, M, N]
   std::optional<TensorView<const float, 3>> x_scale{}, weight_scale{};
-  /// K is divided into at most so many splits, whose sums are added in pairs. The bits depend on it.
+  /// K is divided into at most so many splits, whose sums are added in pairs. The bits depend on
+  /// it.
   int splits = 8;
   /// The weights were written before the previous launch began, so this launch may load them while
   /// that one still runs.
