@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache_sim/check/children.hpp"
+#include "cache_sim/check/outcomes.hpp"
 #include "reference/protocol/config.hpp"
 #include "reference/protocol/defect.hpp"
 #include "reference/protocol/operation.hpp"
@@ -30,6 +31,9 @@ struct RunOptions {
   bool keep_events = false;  ///< keeps every event's text and the pools after it, for reports
   /// Called with every operation and the first subject's reply, for measurements.
   std::function<void(const Operation&, const Reply&)> watch{};
+  /// Called with each request of a workload that has ended, or has not at the end of the run; it is
+  /// then forgotten, and its name taken again. Not with CheckLevel::all, whose oracles remember.
+  std::function<void(const RequestOutcome&)> ended{};
   /// An operation that every subject refuses as bad input is left out, and the run goes on.
   bool skip_illegal = false;
   /// Copies of these options share their children: a search starts each child once, and remembers

@@ -426,6 +426,16 @@ RequestOutcome& ReplaySession::outcome(Name id) {
   return outcomes_[place - 1];
 }
 
+void ReplaySession::forget(Name id) {
+  std::uint32_t& place = outcome_of_[id.index()];
+  RequestOutcome& gone = outcomes_[place - 1];
+  options_.ended(gone);
+  outcome_of_[outcomes_.back().id.index()] = place;
+  gone = outcomes_.back();
+  outcomes_.pop_back();
+  place = 0;
+}
+
 const RequestOutcome* ReplaySession::find_outcome(Name id) const {
   if (id.index() >= outcome_of_.size() || outcome_of_[id.index()] == 0) return nullptr;
   return &outcomes_[outcome_of_[id.index()] - 1];

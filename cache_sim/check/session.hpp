@@ -91,6 +91,8 @@ class ReplaySession {
 
   RequestOutcome& outcome(Name id);
   const RequestOutcome* find_outcome(Name id) const;
+  /// Hands a request to RunOptions::ended; outcomes() has it no longer.
+  void forget(Name id);
   const std::vector<RequestOutcome>& outcomes() const { return outcomes_; }
   std::vector<Span>& spans() { return spans_; }
   const std::vector<Span>& spans() const { return spans_; }

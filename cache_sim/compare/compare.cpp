@@ -89,6 +89,33 @@ bool has_two_pools(const PolicyEntry* policy) {
   return policy != nullptr && policy->has_states && pool_layout_of(*policy) == nullptr;
 }
 
+/// What a row says of its requests, each of which is added as it ends.
+struct Requests {
+  explicit Requests(const Model& model) : model_(model) {}
+
+  void add(const RequestOutcome& request) {
+    ++count;
+    output_tokens += request.output_tokens;
+    first = std::min(first, request.arrival);
+    last = std::max(last, request.end);
+    refused += request.finish == FinishReason::refused ? 1 : 0;
+    const std::int64_t hit = std::max<std::int64_t>(request.cached_tokens, 0);
+    hits += hit > 0 ? 1 : 0;
+    flops_saved += model_.prefill_flops(hit);
+    if (request.first_token < 0) return;
+    ttft.push_back(request.first_token - request.arrival);
+    if (request.end >= 0) e2e.push_back(request.end - request.arrival);
+  }
+
+  std::int64_t count = 0, hits = 0, refused = 0, output_tokens = 0;
+  double flops_saved = 0;
+  Nanoseconds first = std::numeric_limits<Nanoseconds>::max(), last = 0;
+  std::vector<Nanoseconds> ttft, e2e;
+
+ private:
+  const Model& model_;
+};
+
 class Comparer {
  public:
   Comparer(const CompareRequest& request, const Model& model) : request_(request), model_(model) {}
@@ -311,6 +338,8 @@ class Comparer {
       replayed.watch = [&](const Operation& operation, const Reply& reply) {
         ledger.watch(operation, reply);
       };
+    Requests requests(model_);
+    replayed.ended = [&](const RequestOutcome& request) { requests.add(request); };
     const Result<ReplayOutcome> outcome = replay(replayed);
     if (!outcome) return tl::unexpected(outcome.error());
     if (outcome->decisions && !outcome->decisions->complete)
@@ -321,31 +350,21 @@ class Comparer {
     if (measured_ != nullptr && outcome->run->options().config.drafts != 0)
       return fail(fmt::format("policy {}: drafts={}: --cost {} knows no verification", row.policy,
                               outcome->run->options().config.drafts, request_.cost));
-    measure(*outcome, has_states, row);
+    for (const RequestOutcome& request : outcome->run->outcomes()) requests.add(request);
+    measure(*outcome, std::move(requests), has_states, row);
     row.measures.states_admitted = ledger.admitted();
     row.measures.states_never_hit = ledger.never_hit();
     return {};
   }
 
-  void measure(const ReplayOutcome& outcome, bool has_states, ComparedPolicy& row) const {
+  void measure(const ReplayOutcome& outcome, Requests requests, bool has_states,
+               ComparedPolicy& row) const {
     const ReplaySession& run = *outcome.run;
     PolicyMeasures& measures = row.measures;
-    std::vector<Nanoseconds> ttft, e2e;
-    std::int64_t output_tokens = 0;
-    Nanoseconds first = std::numeric_limits<Nanoseconds>::max(), last = 0;
-    for (const RequestOutcome& request : run.outcomes()) {
-      ++measures.requests;
-      output_tokens += request.output_tokens;
-      first = std::min(first, request.arrival);
-      last = std::max(last, request.end);
-      row.refused_requests += request.finish == FinishReason::refused ? 1 : 0;
-      const std::int64_t hit = std::max<std::int64_t>(request.cached_tokens, 0);
-      measures.hit_requests += hit > 0 ? 1 : 0;
-      measures.flops_saved += model_.prefill_flops(hit);
-      if (request.first_token >= 0) ttft.push_back(request.first_token - request.arrival);
-      if (request.end >= 0 && request.first_token >= 0)
-        e2e.push_back(request.end - request.arrival);
-    }
+    measures.requests = requests.count;
+    measures.hit_requests = requests.hits;
+    measures.flops_saved = requests.flops_saved;
+    row.refused_requests = requests.refused;
     const SubjectTotals& totals = run.totals(0);
     measures.input_tokens = totals.input_tokens;
     measures.hit_tokens = totals.hit_tokens;
@@ -354,11 +373,11 @@ class Comparer {
     row.preemptions = totals.preemptions;
     if (run.options().config.ranks > 1) row.idle_share = run.rank_time.idle_share();
     if (!outcome.decisions) {
-      row.ttft = summary_of(std::move(ttft));
-      row.e2e = summary_of(std::move(e2e));
-      if (last > first)
-        row.output_tokens_per_s =
-            static_cast<double>(output_tokens) * 1e9 / static_cast<double>(last - first);
+      row.ttft = summary_of(std::move(requests.ttft));
+      row.e2e = summary_of(std::move(requests.e2e));
+      if (requests.last > requests.first)
+        row.output_tokens_per_s = static_cast<double>(requests.output_tokens) * 1e9 /
+                                  static_cast<double>(requests.last - requests.first);
     }
     const std::optional<Snapshot> content = run.snapshot(0);
     if (!content) return;

@@ -1,8 +1,23 @@
 #include "cache_sim/compare/state_ledger.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::uint64_t kStored = 1, kHit = 2, kSeen = kStored | kHit;
+
+/// The place of a prefix, or the empty one where it belongs.
+std::uint64_t& place_of(std::vector<std::uint64_t>& prefixes, std::uint64_t digest) {
+  std::size_t at = digest / (kSeen + 1);
+  for (;; ++at) {
+    std::uint64_t& place = prefixes[at % prefixes.size()];
+    if (place == 0 || (place | kSeen) == (digest | kSeen)) return place;
+  }
+}
+
+}  // namespace
 
 void StateLedger::watch(const Operation& operation, const Reply& reply) {
   if (reply.refused != Refusal::none) return;
@@ -12,7 +27,7 @@ void StateLedger::watch(const Operation& operation, const Reply& reply) {
       if (known_.size() <= id) known_.resize(id + 1);
       known_[id] = operation.tokens;
       if (const std::int64_t cached = reply.get(ReplyField::cached); cached > 0)
-        hit_.insert(operation.tokens.digest(static_cast<std::uint32_t>(cached)));
+        see(operation.tokens.digest(static_cast<std::uint32_t>(cached)), kHit);
       return;
     case Verb::extend:
     case Verb::accept: known_[id] = known_[id].followed_by(operation.tokens); return;
@@ -20,7 +35,7 @@ void StateLedger::watch(const Operation& operation, const Reply& reply) {
     case Verb::finish: {
       const std::int64_t length = reply.get(ReplyField::length);
       if (0 < length && length <= known_[id].size())
-        stored_.insert(known_[id].digest(static_cast<std::uint32_t>(length)));
+        see(known_[id].digest(static_cast<std::uint32_t>(length)), kStored);
       if (operation.verb == Verb::finish) known_[id] = Tokens();
       return;
     }
@@ -28,13 +43,27 @@ void StateLedger::watch(const Operation& operation, const Reply& reply) {
   }
 }
 
+void StateLedger::see(std::uint64_t prefix, std::uint64_t what) {
+  if (4 * count_ >= 3 * prefixes_.size()) {
+    std::vector<std::uint64_t> more(std::max<std::size_t>(2 * prefixes_.size(), 1024));
+    for (const std::uint64_t known : prefixes_)
+      if (known != 0) place_of(more, known) = known;
+    prefixes_ = std::move(more);
+  }
+  std::uint64_t& place = place_of(prefixes_, prefix);
+  if (place == 0) ++count_;
+  place |= (prefix & ~kSeen) | what;
+}
+
 std::int64_t StateLedger::admitted() const {
-  return stored_.empty() ? 0 : static_cast<std::int64_t>(hit_.size()) + never_hit();
+  const bool tells = std::any_of(prefixes_.begin(), prefixes_.end(),
+                                 [](std::uint64_t prefix) { return (prefix & kStored) != 0; });
+  return tells ? static_cast<std::int64_t>(count_) : 0;
 }
 
 std::int64_t StateLedger::never_hit() const {
-  return std::count_if(stored_.begin(), stored_.end(),
-                       [&](std::uint64_t state) { return !hit_.contains(state); });
+  return std::count_if(prefixes_.begin(), prefixes_.end(),
+                       [](std::uint64_t prefix) { return (prefix & kSeen) == kStored; });
 }
 
 // Walks the nodes backwards, because parents precede their children.

@@ -158,6 +158,7 @@ Result<RunOptions> run_options(const ReplayRequest& request, Config config) {
   options.file = request.file;
   options.keep_events = request.keep_events;
   options.watch = request.watch;
+  options.ended = request.ended;
   if (request.children != nullptr) options.children = request.children;
   return options;
 }

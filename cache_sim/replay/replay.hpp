@@ -30,6 +30,7 @@ struct ReplayRequest {
   std::string model;       ///< the model whose costs a step has; empty: step_time of the config
   std::function<std::unique_ptr<StepCost>()> cost{};  ///< makes the costs of a step instead
   std::function<void(const Operation&, const Reply&)> watch{};  ///< see RunOptions
+  std::function<void(const RequestOutcome&)> ended{};           ///< see RunOptions
   /// see RunOptions; null: the replay has children of its own
   std::shared_ptr<Children> children{};
 };

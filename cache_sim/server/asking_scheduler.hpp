@@ -49,6 +49,7 @@ class AskingScheduler : public ServerScheduler {
   bool ended(RequestNumber request) const final {
     return request < requests_.size() && requests_[request].state == RequestState::ended;
   }
+  void recycle(RequestNumber request) final { requests_[request] = Request{}; }
 
  protected:
   /// Handles every event but a reply.

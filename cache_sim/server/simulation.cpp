@@ -69,6 +69,8 @@ Result<void> Simulation::play(RequestStream& requests) {
   pull(requests);
   run_until({});
   if (!run_.stopped() && stream_state_) run_.conclude();
+  if (run_.options().ended)
+    for (const auto& [number, spec] : streamed_) run_.forget(spec.id);
   return stream_state_;
 }
 
@@ -121,13 +123,26 @@ Reply Simulation::perform(const Statement& statement) {
       statement.what);
 }
 
+/// The number of the next request that arrives.
+RequestNumber Simulation::next_number() const {
+  return free_numbers_.empty() ? static_cast<RequestNumber>(specs_.size()) : free_numbers_.back();
+}
+
 /// Gives a request a number and a record. It arrives at its time, or now if that has passed.
 SchedulerEvent Simulation::arrival_of(const RequestSpec& spec) {
-  const auto number = static_cast<RequestNumber>(specs_.size());
-  specs_.push_back(&spec);
-  rank_of_.push_back(kUnrouted);
-  span_of_.push_back(0);
-  queued_since_.push_back(std::max(spec.at, now_));
+  const RequestNumber number = next_number();
+  if (number == specs_.size()) {
+    specs_.emplace_back();
+    rank_of_.emplace_back();
+    span_of_.emplace_back();
+    queued_since_.emplace_back();
+  } else {
+    free_numbers_.pop_back();
+  }
+  specs_[number] = &spec;
+  rank_of_[number] = kUnrouted;
+  span_of_[number] = 0;
+  queued_since_[number] = std::max(spec.at, now_);
   if (number_of_.size() <= spec.id.index()) number_of_.resize(spec.id.index() + 1);
   number_of_[spec.id.index()] = number;
   RequestOutcome& outcome = run_.outcome(spec.id);
@@ -172,13 +187,27 @@ Reply Simulation::apply_to_all(const Operation& operation) {
 /// did.
 void Simulation::deliver_arrivals() {
   while (ahead_ && ahead_->at <= now_ && !run_.stopped()) {
-    const auto number = static_cast<RequestNumber>(specs_.size());
-    const RequestSpec& spec = streamed_.emplace(number, std::move(*ahead_)).first->second;
+    const RequestNumber number = next_number();
+    RequestSpec& spec = streamed_.emplace(number, std::move(*ahead_)).first->second;
+    if (!spec.id.exists())
+      spec.id = Name::intern(run_.options().ended ? fmt::format("seat{}", number)
+                                                  : fmt::format("r{}", spec.number));
     pull(*stream_);
     const SchedulerEvent arrival = arrival_of(spec);
     queued_since_[number] = run_.outcome(spec.id).arrival = spec.at;
     deliver(arrival);
   }
+}
+
+/// Forgets a request of the stream whose rows have left all steps.
+void Simulation::forget(RequestNumber request) {
+  if (run_.options().ended) {
+    run_.forget(specs_[request]->id);
+    ranks_[rank_of_[request]].scheduler->recycle(request);
+    free_numbers_.push_back(request);
+  }
+  specs_[request] = nullptr;
+  streamed_.erase(request);
 }
 
 /// The time of the next event that does not depend on a step; nothing where there is none.
@@ -305,10 +334,8 @@ bool Simulation::any_rank(bool (ServerScheduler::*is)() const) const {
 bool Simulation::one_step() {
   const std::int64_t before = ended_ + computed_;
   ++steps_;
-  for (; !gone_.empty() && gone_.front().step + kStepsInFlight < steps_; gone_.pop_front()) {
-    specs_[gone_.front().request] = nullptr;
-    streamed_.erase(gone_.front().request);
-  }
+  for (; !gone_.empty() && gone_.front().step + kStepsInFlight < steps_; gone_.pop_front())
+    forget(gone_.front().request);
   if (any_rank(&ServerScheduler::waits_for_results))
     take_results(&ServerScheduler::has_results_out);
   for (std::size_t rank = 0; rank < ranks_.size() && !run_.stopped(); ++rank) {

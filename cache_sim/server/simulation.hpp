@@ -52,10 +52,12 @@ class Simulation {
   };
 
   Reply perform(const Statement& statement);
+  RequestNumber next_number() const;
   SchedulerEvent arrival_of(const RequestSpec& spec);
   void schedule(Nanoseconds at, const SchedulerEvent& event);
   void pull(RequestStream& requests);
   void deliver_arrivals();
+  void forget(RequestNumber request);
   std::optional<Nanoseconds> next_moment() const;
   void close_session(Name session);
   Reply run_until(const RunStatement& limits);
@@ -103,7 +105,8 @@ class Simulation {
   // the last statement was left out, because a child does not support it
   bool was_left_out_ = false;
   RequestStream* stream_ = nullptr;
-  std::optional<RequestSpec> ahead_;  // the next request of the stream
+  std::optional<RequestSpec> ahead_;         // the next request of the stream
+  std::vector<RequestNumber> free_numbers_;  // of requests that were forgotten
   // the stream's requests that have not ended
   std::unordered_map<RequestNumber, RequestSpec> streamed_;
   std::deque<Gone> gone_;  // of these, requests that ended lately

@@ -61,7 +61,7 @@ Result<RequestSpec> BlockLines::read(const Record& record) {
   Result<Tokens> tokens = blocks_.of(*ids, *input, std::max<std::int64_t>(*output, 1), count_);
   if (!tokens) return record.error("hash_ids", tokens.error().text);
   latest_ = *arrival;
-  return RequestSpec{.id = request_name(count_++),
+  return RequestSpec{.number = count_++,
                      .tokens = std::move(*tokens),
                      .prompt_size = static_cast<std::uint32_t>(*input),
                      .at = *arrival};

@@ -103,7 +103,7 @@ class LlmServingSimStream final : public RequestStream {
       tokens = is_output ? tokens.prefix(prompt).followed_by(known)
                          : known.followed_by(tokens.slice(prompt, tokens.size()));
     }
-    queue_.push({.id = request_name(count_++),
+    queue_.push({.number = count_++,
                  .session = session,
                  .tokens = std::move(tokens),
                  .prompt_size = static_cast<std::uint32_t>(*input),

@@ -70,7 +70,7 @@ class SessionsStream final : public RequestStream {
     const std::int64_t round = number_ / options_.seats;
     const std::int64_t session = round / options_.turns * options_.seats + number_ % options_.seats;
     spec = request_of(session, round % options_.turns);
-    spec.id = request_name(number_);
+    spec.number = number_;
     spec.at = number_ * options_.gap_us * 1000;
     spec.branches = options_.branches;
     speculate(spec,

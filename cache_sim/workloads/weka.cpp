@@ -118,7 +118,7 @@ class WekaStream final : public RequestStream {
                                        counted(*input, "token"), block_));
     Result<Tokens> tokens = blocks_.of(*ids, *input, std::max<std::int64_t>(*output, 1), count_);
     if (!tokens) return request.error("hash_ids", tokens.error().text);
-    queue_.push({.id = request_name(count_++),
+    queue_.push({.number = count_++,
                  .session = session.id,
                  .tokens = std::move(*tokens),
                  .prompt_size = static_cast<std::uint32_t>(*input),

@@ -81,8 +81,4 @@ OpenedStream open_workload(const std::string& word, std::int64_t limit) {
   return std::make_unique<LimitedStream>(std::move(*stream), limit);
 }
 
-Name request_name(std::int64_t number) {
-  return Name::intern(fmt::format("r{}", number));
-}
-
 }  // namespace lockstep::cache_sim

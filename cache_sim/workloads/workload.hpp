@@ -19,8 +19,8 @@ class RequestStream {
  public:
   virtual ~RequestStream() = default;
 
-  /// Gives the next request with its arrival; false at the end, where `spec` is unchanged. The
-  /// error names the file, the line and the field.
+  /// Gives the next request with its arrival and an id or a number; false at the end, where `spec`
+  /// is unchanged. The error names the file, the line and the field.
   virtual Result<bool> next(RequestSpec& spec) = 0;
 
   /// Prefixes are shared in units of this many tokens: the block size of the trace, or 1 if the
@@ -69,8 +69,5 @@ inline constexpr Document kSessionDocuments = kBlockDocuments + kMostBlocks;
 inline constexpr std::uint32_t kMostSessionDocuments = 1u << 28;
 inline constexpr Document kOutputDocuments = Document{1} << 30;  ///< + number of a request
 inline constexpr std::int64_t kMostRequests = (std::int64_t{1} << 30) - 2;
-
-/// The id of a workload's request: r0, r1, …
-Name request_name(std::int64_t number);
 
 }  // namespace lockstep::cache_sim

@@ -2,6 +2,7 @@
 """The share of planted mistakes that the search finds. Plants every mutant of mutate.py and lets `explore` look for it.
 
 run.py --build build/cpu --out DIR [SOURCE…] [--seeds 20] [--first 3] [--traces 5000] [--time 600]
+run.py --build build/cpu --out DIR [SOURCE…] --sweep    for the section `mutants` of `lockstep sweep`
 
 The mutated sources are compiled as the build folder compiles them and linked with its other objects, so that one
 program holds all mutants. Each is searched for with seeds 1 … --first; where one of them finds it, with the others
@@ -278,6 +279,7 @@ def main():
     words.add_argument("--once", action="store_true", help="a mutant that was found is not looked for again, nor shrunk")
     words.add_argument("--raw", action="store_true", help="nothing is shrunk")
     words.add_argument("--built", action="store_true", help="the program of the last call")
+    words.add_argument("--sweep", action="store_true", help="no search: the program and the list that a sweep's `mutants` reads")
     words.add_argument("--publish", type=pathlib.Path, help="no search: the table of what was found so far")
     options = words.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -286,6 +288,13 @@ def main():
     mutants = json.loads((options.out / "mutated/mutants.json").read_text())
     if options.publish:
         return publish(options, mutants)
+    if options.sweep:
+        own = [m for m in mutants if m["file"] in options.sources and m["key"] not in reasons("equivalent.txt")]
+        seeds = range(1, 1 + max(map(len, SEARCHED.values())))
+        listed = [{"key": m["key"], "number": m["number"], "words": list(words)} for m in own
+                  for words in sorted({tuple(subjects_of(m["file"], seed)) for seed in seeds})]
+        (options.out / "sweep.json").write_text(json.dumps(listed, indent=1, ensure_ascii=False) + "\n")
+        return
     done, search, start = read_results(options), Search(options.out, options.traces), time.monotonic()
     if options.again:
         done = {key: r for key, r in done.items() if r["seeds_that_found"]}

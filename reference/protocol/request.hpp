@@ -13,6 +13,7 @@ namespace lockstep {
 /// A line `request …`: one request to the scheduler.
 struct RequestSpec {
   Name id;
+  std::int64_t number = 0;  ///< of a workload, whose requests have no ids: its place in it
   Name session;
   Name salt;
   Name lora;      ///< the adapter that computes its KV and states

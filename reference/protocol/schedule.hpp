@@ -137,6 +137,8 @@ class ServerScheduler {
   /// Requests that wait or run.
   virtual std::size_t load() const = 0;
   virtual bool ended(RequestNumber request) const = 0;
+  /// Of a request that has ended, when no result of it is out: the number may arrive again.
+  virtual void recycle(RequestNumber request) = 0;
 
   /// All of the above, for the scheduler's oracle to compare.
   SchedulerStatus status(RequestNumber request) const {

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shlex
 import subprocess
 from typing import Any
@@ -20,12 +21,21 @@ class OverLimit(Exception):
     """The program had not ended within its time."""
 
 
-def run(words: list[str], base: pathlib.Path, limit: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs `lockstep WORDS…` in the folder `base`, for `limit` seconds at most: then it is ended with its children, and
-    OverLimit is raised."""
-    with subprocess.Popen([program.path(), *words], cwd=base, env=children_environment(), stdin=subprocess.DEVNULL,
+def run(words: list[str], base: pathlib.Path, limit: float | None = None, program_path: str = "", memory: int = 0,
+        **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `lockstep WORDS…`, or another program, in the folder `base`, for `limit` seconds at most: then it is ended with
+    its children, and OverLimit is raised. It has an address space of `memory` bytes; 0: as large as it may be."""
+    bind = program.bound_to_us()
+
+    def prepare() -> None:
+        bind()
+        if memory:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+    with subprocess.Popen([program_path or program.path(), *words], cwd=base, env={**children_environment(), **environment},
+                          stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-                          preexec_fn=program.bound_to_us()) as process:
+                          preexec_fn=prepare) as process:
         try:
             output, complaint = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
@@ -43,11 +53,11 @@ def run(words: list[str], base: pathlib.Path, limit: float | None = None) -> sub
     return subprocess.CompletedProcess(process.args, process.returncode, output, complaint)
 
 
-def run_for_json(words: list[str], base: pathlib.Path, folder: pathlib.Path,
-                 limit: float | None = None) -> tuple[subprocess.CompletedProcess[str], Any]:
+def run_for_json(words: list[str], base: pathlib.Path, folder: pathlib.Path, limit: float | None = None,
+                 **more: Any) -> tuple[subprocess.CompletedProcess[str], Any]:
     """The finished process and its JSON; None if it wrote none. `folder` is for this run alone."""
     path = folder / "run.json"
-    ran = run([*words, "--json", str(path)], base, limit)
+    ran = run([*words, "--json", str(path)], base, limit, **more)
     return ran, json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 

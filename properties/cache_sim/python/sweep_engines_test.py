@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # ctest: name=python.sweep_on_engines labels=full timeout=1200 args="--program {lockstep}"
-"""`lockstep sweep` on the engines of fixtures/cluster: GNU parallel, Slurm with two nodes, Dask, and the schema of Kubernetes.
+"""`lockstep sweep` on the engines of fixtures/cluster: GNU parallel, Slurm with two nodes, Dask, Ray, and the schema of Kubernetes.
 
 sweep_engines_test.py --program PROGRAM [unittest's words]
 
@@ -89,18 +89,40 @@ class Engines(unittest.TestCase):
             import distributed
         except ImportError:
             self.skipTest("Python has no distributed: pip install distributed")
+        environment = self.with_lockstep_on_the_path()
+        os.environ.update(PATH=environment["PATH"], PYTHONPATH=PACKAGE)
+        with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+            self.play_by("dask_sweep.py", environment, cluster.scheduler_address)
+
+    def test_ray(self):
+        try:
+            import ray
+        except ImportError:
+            self.skipTest("Python has no ray: pip install ray")
+        environment = {**self.with_lockstep_on_the_path(), "RAY_TMPDIR": str(self.folder / "ray"), "RAY_USAGE_STATS_ENABLED": "0"}
+        command = [sys.executable, "-m", "ray.scripts.scripts"]
+        subprocess.run([*command, "start", "--head", "--num-cpus=2", "--include-dashboard=false", "--port=0", "--temp-dir", environment["RAY_TMPDIR"]],
+                       env=environment, check=True, capture_output=True)
+        try:
+            self.play_by("ray_sweep.py", environment)
+        finally:
+            subprocess.run([*command, "stop", "--force"], env=environment, capture_output=True)
+
+    def with_lockstep_on_the_path(self):
+        """An environment in which the word `lockstep` is the program of these tests."""
         programs = self.folder / "bin"
         programs.mkdir()
         (programs / "lockstep").symlink_to(self.environment["LOCKSTEP"])
-        environment = {**self.environment, "PATH": f"{programs}:{os.environ['PATH']}"}
-        os.environ.update(PATH=environment["PATH"], PYTHONPATH=PACKAGE)
+        return {**self.environment, "PATH": f"{programs}:{os.environ['PATH']}"}
+
+    def play_by(self, recipe, environment, *words):
+        """Plays a plan as a recipe does; what is merged is what one process would have."""
         made = self.plan(SHARDS)
-        with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-            for shrink in ([], ["--shrink"]):
-                done = subprocess.run([sys.executable, str(CLUSTER / "dask_sweep.py"), cluster.scheduler_address, str(made.folder), *shrink],
-                                      env=environment, capture_output=True, text=True)
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-                merge.merge(made.folder)
+        for shrink in ([], ["--shrink"]):
+            done = subprocess.run([sys.executable, str(CLUSTER / recipe), *words, str(made.folder), *shrink], env=environment, capture_output=True,
+                                  text=True)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            merge.merge(made.folder)
         self.assertEqual(self.outcome(made), self.alone())
 
     def test_the_job_of_kubernetes_has_its_schema(self):

@@ -190,6 +190,30 @@ class Findings(Sweeps):
         self.assertLess(seeds[2][1], seeds[3][0])
         self.assertEqual(report["status"], 0)
 
+    def test_mutants_are_searched_for(self):
+        mutated = self.folder / "mutated"
+        mutated.mkdir()
+        program = mutated / plan.MUTANT_PROGRAM
+        program.write_text(textwrap.dedent(f"""\
+            #!/bin/sh
+            case $LOCKSTEP_MUTANT in
+              1) exec {os.environ["LOCKSTEP_PROGRAM"]} "$@" --defect sglang-no-buffer:drops-initial-state ;;
+              2) exec {os.environ["LOCKSTEP_PROGRAM"]} "$@" ;;
+              3) echo "lockstep: trace 7 of seed 2 has not ended" >&2; exit 12 ;;
+              4) exit 3 ;;
+            esac
+            """))
+        program.chmod(0o755)
+        (mutated / plan.MUTANTS).write_text(json.dumps([{"key": f"m{i}", "number": i, "words": []} for i in range(1, 5)]))
+        report = self.through(self.plan("[bulk]\nmutants = mutated\ntraces = 500\n", 2))
+        found = {one["defect"]: (one["kind"], one["tests_to_detect"]) for one in report["defects"]}
+        self.assertEqual(found["m1"][0], "wrong-state-prefix")
+        self.assertEqual({name: found[name] for name in ("m2", "m3", "m4")}, {"m2": ("", 0), "m3": ("never ends", 7), "m4": ("dies", 500)})
+        program.write_text("#!/bin/sh\n")
+        made = self.plan("[bulk]\nmutants = mutated\ntraces = 500\n", 1, "other")
+        program.write_text("#!/bin/sh\n#\n")
+        self.assertIn("is not the program that the plan has", shard.run(made, 0, False)[1])
+
     def test_a_corpus_goes_from_round_to_round(self):
         kept = self.folder / "kept"
         kept.mkdir()
@@ -276,9 +300,9 @@ class Trouble(Sweeps):
         self.assertIn("signal 9", (made.folder / "index.html").read_text())
 
     def test_too_little_memory_is_neither_pass_nor_failure(self):
-        made = self.plan("[grid]\ncompare = sessions:requests=1000000\npolicies = radix\ncapacity = 64GiB\n", 2)
+        made = self.plan("[grid]\ncompare = sessions:requests=1000000,gap_us=1\npolicies = radix\ncapacity = 64GiB\n", 2)
         before = resource.getrlimit(resource.RLIMIT_AS)
-        # The interpreter is inside this limit already; the program is not, with a million requests.
+        # The interpreter is inside this limit already; the program is not, with a million requests that all wait.
         process = self.process("run", made.folder, "--index", 1, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (90 << 20, before[1])))
         said = process.communicate(timeout=300)[1]
         self.assertEqual(process.returncode, 3, said)
@@ -435,6 +459,7 @@ class Words(Sweeps):
                                ("[canary]\nsubject = radix\n", r"\[canary\] this name belongs to a part of every plan"),
                                ("[a]\ncompare = sessions\ncapacity = 1GiB\n", "policies: a comparison needs it"),
                                ("[a]\ndefects = nobody\n", "there is neither a defect nor a subject `nobody`"),
+                               ("[a]\nmutants = nowhere\n", r"nowhere is not what `properties/mutants/run.py --sweep` makes"),
                                ("[a]\nreplay = nowhere\n", "there is no trace in nowhere"),
                                ("[a]\nsubject = radix\nwait = 3\n", "there is no field `wait`")):
             with self.assertRaisesRegex(SettingsError, said):

@@ -8,7 +8,10 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <string_view>
+#include <tuple>
 
+#include "cache_sim/replay/replay.hpp"
 #include "cache_sim/server/simulation.hpp"
 #include "properties/support/program.hpp"
 #include "properties/support/sanitized.hpp"
@@ -41,6 +44,7 @@ Read read_all(const std::string& word, std::int64_t limit = 0) {
     const Result<bool> more = (*stream)->next(spec);
     if (!more) read.error = more.error().text;
     if (!more || !*more) return read;
+    if (!spec.id.exists()) spec.id = Name::intern(fmt::format("r{}", spec.number));
     read.requests.push_back(std::move(spec));
   }
   read.error = stream.error().text;
@@ -396,6 +400,40 @@ TEST(StreamedWorkload, playsAsTheSameRequestsInATraceDo) {
   }
 }
 
+// A run that hands its requests out as they end, and takes their names again, goes as one that
+// keeps them.
+TEST(StreamedWorkload, endsItsRequestsAsARunThatForgetsThem) {
+  for (const char* const subject : {"radix", "sglang-no-buffer", "vllm-align", "edge-llm"}) {
+    ReplayRequest request;
+    request.file = "sessions:requests=400,gap_us=9000,system=200,input=60,output=20,turns=4";
+    request.subjects = {subject};
+    request.check = CheckLevel::off;
+    if (std::string_view(subject) == "vllm-align") request.config = "scheduler=vllm";
+    const Result<ReplayOutcome> kept = replay(request);
+    ASSERT_TRUE(kept) << kept.error().text;
+    std::map<Nanoseconds, RequestOutcome> forgotten;
+    std::set<std::uint32_t> names;
+    request.ended = [&](const RequestOutcome& outcome) {
+      EXPECT_TRUE(forgotten.emplace(outcome.arrival, outcome).second);
+      names.insert(outcome.id.index());
+    };
+    const Result<ReplayOutcome> run = replay(request);
+    ASSERT_TRUE(run) << run.error().text;
+    EXPECT_TRUE(run->run->outcomes().empty());
+    EXPECT_EQ(run->run->totals(0).evicted_kv, kept->run->totals(0).evicted_kv);
+    ASSERT_EQ(forgotten.size(), 400u);
+    EXPECT_LT(names.size(), 200u) << subject;
+    for (const RequestOutcome& outcome : kept->run->outcomes()) {
+      const RequestOutcome& same = forgotten.at(outcome.arrival);
+      EXPECT_EQ(std::tie(same.prompt_tokens, same.cached_tokens, same.output_tokens, same.finish,
+                         same.first_token, same.end),
+                std::tie(outcome.prompt_tokens, outcome.cached_tokens, outcome.output_tokens,
+                         outcome.finish, outcome.first_token, outcome.end))
+          << subject;
+    }
+  }
+}
+
 // Ended requests are not held: a long workload takes little more memory than a short one.
 TEST(StreamedWorkload, memoryDoesNotGrowWithTheTokens) {
   if (testing_support::kSanitized) GTEST_SKIP() << "a sanitizer keeps what is freed for a while";
@@ -409,6 +447,19 @@ TEST(StreamedWorkload, memoryDoesNotGrowWithTheTokens) {
   const long few = peak("2000");
   const long many = peak("22000");  // 30 million tokens more
   EXPECT_LT(many - few, 30'000) << "1.5 KiB a request is what a ledger may take";
+}
+
+// Of a comparison two times and the digests of its states are left of a request.
+TEST(StreamedWorkload, aComparisonForgetsItsRequests) {
+  if (testing_support::kSanitized) GTEST_SKIP() << "a sanitizer keeps what is freed for a while";
+  const auto peak = [](const std::string& requests) {
+    const ProgramRun run =
+        run_program({"compare", "sessions:output=4,gap_us=20000,requests=" + requests, "--policies",
+                     "sglang-no-buffer", "--capacity", "4GiB"});
+    EXPECT_EQ(run.status, kExitPass) << run.err;
+    return run.peak_kib;
+  };
+  EXPECT_LT(peak("42000") - peak("2000"), 8'000) << "0.2 KiB a request";
 }
 
 // The name of a file does not tell its format, its content does.

@@ -59,7 +59,7 @@ class Merged:
                                        "unsupported": set(), "cannot_run": None} for one in plan.sections}
         self.drawn: dict[str, dict[str, int]] = {}
         self.cells: list[dict[str, Any]] = []
-        self.defects: list[dict[str, Any]] = []
+        self.defects: dict[tuple[str, bool], dict[str, Any]] = {}
         self.over_limit: list[dict[str, Any]] = []
         self.replays: dict[str, Any] = {"files": 0, "failed": []}
         self.known: dict[str, dict[str, Any]] = {}
@@ -86,9 +86,9 @@ class Merged:
         if kind == "search" and one.get("marks_missed") is not None:
             missed = set(one["marks_missed"])
             total["marks_missed"] = missed if total["marks_missed"] is None else total["marks_missed"] & missed
-        if kind == "defects":
+        if kind in ("defects", "mutants"):
             found = one["findings"][0] if one["findings"] else None
-            self.defects.append({"unit": one["unit"], "defect": one["defect"], "seed": one["seed"], "canary": bool(section.get("canary")),
+            self._take_defect({"unit": one["unit"], "defect": one["defect"], "seed": one["seed"], "canary": bool(section.get("canary")),
                                  "found": found is not None, "kind": found["kind"] if found else "", "traces": one["traces"],
                                  "tests_to_detect": found["tests_to_detect"] if found else 0,
                                  "text": found["text"] if found else "", "trace": found["trace"] if found else ""})
@@ -101,6 +101,11 @@ class Merged:
             self.known[one["key"]] = one
         if kind in ("search", "server"):
             self._take_search(section, one, total)
+
+    def _take_defect(self, entry: dict[str, Any]) -> None:
+        """Of the searches for one mutant, under each of its policies, the one that found it first counts."""
+        name = entry["defect"], entry["canary"]
+        self.defects[name] = min(entry, self.defects.get(name, entry), key=lambda one: (not one["found"], one["tests_to_detect"], one["unit"]))
 
     def _take_search(self, section: dict[str, Any], one: dict[str, Any], total: dict[str, Any]) -> None:
         for field, values in one["drawn"].items():
@@ -216,7 +221,7 @@ def _comparisons(merged: Merged) -> list[dict[str, Any]]:
 def report_of(plan: Plan, merged: Merged, shrunk: dict[str, dict[str, Any]], missing_to_shrink: list[int], foreign: list[str],
               lost: list[dict[str, Any]]) -> dict[str, Any]:
     findings = findings_of(plan, merged, shrunk)
-    canaries = [one for one in merged.defects if one["canary"]]
+    canaries = [one for one in merged.defects.values() if one["canary"]]
     own = [{"kind": NOT_DETERMINISTIC, **one} for one in differing(plan)]
     own += [{"kind": OVER_LIMIT, **one} for one in sorted(merged.over_limit, key=lambda one: one["unit"])]
     sections = []
@@ -250,7 +255,7 @@ def report_of(plan: Plan, merged: Merged, shrunk: dict[str, dict[str, Any]], mis
                      for one in sorted(canaries, key=lambda one: one["unit"])],
         "sections": sections, "findings": findings, "own_findings": own,
         "defects": [{name: one[name] for name in ("defect", "found", "kind", "tests_to_detect", "traces", "seed")}
-                    for one in sorted(merged.defects, key=lambda one: (-one["tests_to_detect"] if one["found"] else float("-inf"), one["defect"]))
+                    for one in sorted(merged.defects.values(), key=lambda one: (-one["tests_to_detect"] if one["found"] else float("-inf"), one["defect"]))
                     if not one["canary"]],
         "marks_never_reached": None if never is None else sorted(never),
         "drawn": [{"field": field, "values": [{"value": value, "traces": count} for value, count in sorted(counts.items(), key=_by_value)]}

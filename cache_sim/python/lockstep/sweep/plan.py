@@ -7,6 +7,7 @@ U modulo the number of shards, so the merged result does not depend on that numb
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pathlib
 import shlex
@@ -26,9 +27,10 @@ UNIT_TRACES = 20_000
 DEFECT_TRACES = 20_000
 SERVER_REQUESTS, UNIT_REQUESTS = 1000, 200
 FILES_A_UNIT = 20
+MUTANTS, MUTANT_PROGRAM = "sweep.json", "lockstep_mutants"
 LIMIT = 3600.0
 SECTION_FIELDS = ", traces, unit, requests, version; of a comparison compare, policies, capacity, model, config, requests; " \
-                 "of traces replay; of defects defects, traces"
+                 "of traces replay; of defects defects, traces; of mutants mutants, traces"
 
 
 class Refused(Exception):
@@ -140,6 +142,8 @@ class _Reader:
             entry = self._traces_to_replay(values)
         elif "defects" in values:
             entry = self._defects(values)
+        elif "mutants" in values:
+            entry = self._mutants(values)
         else:
             own: dict[str, Any] = {key: whole_number(values, key, 1) for key in ("traces", "unit", "requests") if key in values}
             searches.append((target_of(name, values, SECTION_FIELDS), {**own, "version": version}))
@@ -186,6 +190,19 @@ class _Reader:
         traces = whole_number(values, "traces", DEFECT_TRACES)
         expect_nothing_else(values, "defects, traces, version")
         return {"kind": "defects", "defects": chosen, "traces": traces, "units": len(chosen)}
+
+
+    def _mutants(self, values: dict[str, str]) -> dict[str, Any]:
+        file = self.base / values.pop("mutants") / MUTANTS
+        traces = whole_number(values, "traces", DEFECT_TRACES)
+        expect_nothing_else(values, "mutants, traces, version")
+        try:
+            mutants = json.loads(file.read_text(encoding="utf-8"))
+            summed = hashlib.sha256((file.parent / MUTANT_PROGRAM).read_bytes())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"mutants: {file.parent} is not what `properties/mutants/run.py --sweep` makes: {error}") from None
+        return {"kind": "mutants", "folder": os.path.relpath(file.parent, self.base), "program": summed.hexdigest()[:16],
+                "mutants": mutants, "traces": traces, "units": len(mutants)}
 
 
 def traces_in(folders: list[str], base: pathlib.Path) -> dict[str, Any]:
@@ -287,7 +304,7 @@ def write_plan(folder: pathlib.Path, sections: list[dict[str, Any]], shards: int
         if problem:
             left_out.append({"name": section["name"], "text": problem})
             continue
-        if section["kind"] in ("search", "server", "defects"):
+        if section["kind"] in ("search", "server", "defects", "mutants"):
             section = {**section, "first_seed": next_seed}
             next_seed += section["units"]
         planned.append(section)

@@ -1,8 +1,10 @@
 """Plays one unit of a plan. Its result holds no time, no path and no name of a machine: the same unit gives the same bytes."""
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,13 +15,16 @@ from lockstep import calls, nightly_server
 from lockstep.calls import FOUND, last_line, run_for_json, words_of
 from lockstep.sweep.corpus import smallest_cover
 from lockstep.sweep.keys import early_key, field_of, verb_of
-from lockstep.sweep.plan import FILES_A_UNIT, Plan, cell_of, corpus_files
+from lockstep.sweep.plan import FILES_A_UNIT, MUTANT_PROGRAM, Plan, cell_of, corpus_files
 from lockstep.sweep.publish import digest_of
 
 FINDINGS_A_UNIT = 10
 CORPUS_A_UNIT = 32
 DEFECT_TIMEOUT = "60s"
+MUTANT_MEMORY = 2 << 30  # bytes; a search takes a fraction, and one that allocates without end dies of it
+MUTANT_TIMEOUT = "15s"  # a trace takes a fraction of a millisecond; one of a mutant may never end
 SHRINK_SECONDS = "1000000"  # of a server's finding: the number of lives ends its shrinking, not a clock
+_TRACE = re.compile(r"trace (\d+) of seed \d+ ([^\n]*)")
 DIED, SILENT = 11, 12  # statuses of a search that a trace has ended: it leaves no data
 
 
@@ -73,6 +78,31 @@ def _defect(plan: Plan, section: dict[str, Any], at: int, folder: pathlib.Path) 
     words = ["--defect", defect, "--traces", str(section["traces"]), "--findings", "1", "--timeout", DEFECT_TIMEOUT]
     result = _explore(plan, section, section["first_seed"] + at, words, folder)
     return {**result, "defect": defect, "corpus": []}
+
+
+def _mutant(plan: Plan, section: dict[str, Any], at: int, folder: pathlib.Path) -> dict[str, Any]:
+    """The search for one mutant. A program that dies of it, or a trace that never ends, has found it."""
+    one, seed = section["mutants"][at], section["first_seed"] + at
+    path = plan.base / section["folder"] / MUTANT_PROGRAM
+    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest()[:16] != section["program"]:
+        raise Lost(f"{path} is not the program that the plan has")
+    words = ["explore", *one["words"], "--seed", str(seed), "--traces", str(section["traces"]), "--no-shrink", "--timeout", MUTANT_TIMEOUT,
+             "--out", str(folder / "found"), "-q"]
+    ran, data = run_for_json(words, plan.base, folder, plan.data["limit"], program_path=str(path), memory=MUTANT_MEMORY,
+                             LOCKSTEP_MUTANT=str(one["number"]))
+    if ran.returncode < 0:
+        raise Lost(f"the program was ended by signal {-ran.returncode}")
+    found: dict[str, Any] = {"count": 1, "text": last_line(ran), "trace": ""}
+    if data is not None:
+        findings = [{**found, "kind": first["kind"], "text": first["text"], "tests_to_detect": first["tests_to_detect"],
+                     "trace": pathlib.Path(first["trace"]).read_text(encoding="utf-8")} for first in data["findings"][:1]]
+    else:
+        where = _TRACE.search(ran.stderr)
+        kind = {SILENT: "never ends", DIED: "dies", 3: "dies"}.get(ran.returncode, "bad input")
+        findings = [{**found, "kind": kind, "text": where[2] if where else found["text"],
+                     "tests_to_detect": int(where[1]) if where else section["traces"]}]
+    return {"seed": seed, "traces": data["search"]["traces_run"] if data else findings[0]["tests_to_detect"],
+            "operations": data["search"]["operations"] if data else 0, "findings": findings, "defect": one["key"], "corpus": [], "drawn": {}}
 
 
 def _explore(plan: Plan, section: dict[str, Any], seed: int, words: list[str], folder: pathlib.Path) -> dict[str, Any]:
@@ -196,7 +226,7 @@ def _known(plan: Plan, section: dict[str, Any], at: int, folder: pathlib.Path) -
     return {"key": known["key"], "status": ran.returncode, "said": said}
 
 
-_PLAYERS = {"search": _search, "defects": _defect, "server": _server, "compare": _compare, "replay": _replay, "known": _known}
+_PLAYERS = {"search": _search, "defects": _defect, "server": _server, "compare": _compare, "replay": _replay, "known": _known, "mutants": _mutant}
 
 
 # --- Shrinking ------------------------------------------------------------------------------------
