@@ -89,7 +89,7 @@ bool has_two_pools(const PolicyEntry* policy) {
   return policy != nullptr && policy->has_states && pool_layout_of(*policy) == nullptr;
 }
 
-/// What a row says of its requests, each of which is added as it ends.
+/// The requests of a row, each of which is added as it ends.
 struct Requests {
   explicit Requests(const Model& model) : model_(model) {}
 

@@ -70,7 +70,8 @@ Result<void> Simulation::play(RequestStream& requests) {
   run_until({});
   if (!run_.stopped() && stream_state_) run_.conclude();
   if (run_.options().ended)
-    for (const auto& [number, spec] : streamed_) run_.forget(spec.id);
+    for (const RequestSpec* const spec : specs_)
+      if (spec != nullptr) run_.forget(spec->id);
   return stream_state_;
 }
 
