@@ -87,8 +87,10 @@ std::int64_t ClosedSubject::largest(ReplyField field, const Operation& operation
   const std::int64_t tokens =
       operation.tokens.size() + (request == nullptr ? 0 : request->known.size());
   const bool evicts = operation.verb == Verb::evict || operation.verb == Verb::flush;
+  if (evicts && operation.tier.exists()) return kNoLimit;  // a tier may hold more than the pools
   switch (field) {
-    case ReplyField::n: return operation.n;
+    case ReplyField::n:
+      return capability_of(operation.verb) == Capability::tiers ? kNoLimit : operation.n;
     case ReplyField::exist: return std::max<std::int64_t>(tokens, 1);
     case ReplyField::length:
       return capability_of(operation.verb) == Capability::tree ? kNoLimit : tokens;

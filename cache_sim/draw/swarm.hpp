@@ -59,6 +59,7 @@ struct Swarm {
   int trees = 0;   ///< verifications of a tree of drafts
   int cuts = 0;    ///< finishes inside an accepted run of tokens
   int padded = 0;  ///< forwards of captured graphs, with rows of padding
+  int copies = 0;  ///< weight of land, settle and evict tier=host among the next operations
   // Operations on sequences, for subjects that have these verbs; `sequences` is their rate.
   int sequences = 0;
   int clone = 3, truncate = 3, capture = 2, restore = 2, together = 3;

@@ -15,8 +15,15 @@ std::string_view to_string(StatePart part) {
   return part == StatePart::recurrent ? "recurrent" : "conv";
 }
 
+namespace {
+
+/// The size in the label of a state that a copy in flight writes.
+constexpr std::uint32_t kAwaitedSize = std::numeric_limits<std::uint32_t>::max();
+
+}  // namespace
+
 std::string Label::text() const {
-  if (poisoned) return "a freed state";
+  if (poisoned) return size == kAwaitedSize ? "what a copy has not brought yet" : "a freed state";
   if (size == 0 && digest == 0) return "the empty prefix";
   return fmt::format("a prefix of {} ({:08x})", counted(size, "token"), digest >> 29);
 }
@@ -35,7 +42,7 @@ std::uint32_t last_narrow(std::int64_t stride) {
 LabelState::LabelState(std::int64_t states, std::int64_t kv_end, Strides strides)
     : states_(static_cast<std::size_t>(states + 1)),
       kv_fingerprint_(static_cast<std::size_t>(kv_end)),
-      kv_in_use_(static_cast<std::size_t>(kv_end)),
+      kv_use_(static_cast<std::size_t>(kv_end)),
       strides_(strides),
       last_narrow_kv_(last_narrow(strides.kv)),
       last_narrow_state_(last_narrow(strides.state)) {}
@@ -57,7 +64,8 @@ Findings LabelState::drain() {
   return std::exchange(findings_, {});
 }
 
-bool LabelState::usable(StateSlot slot, const char* what) {
+/// Whether a slot that is not simply in use may be used so.
+bool LabelState::usable_in_copy(StateSlot slot, Access access, const char* what) {
   if (!state_exists(slot)) {
     report(
         FindingKind::out_of_range,
@@ -67,35 +75,48 @@ bool LabelState::usable(StateSlot slot, const char* what) {
         slot.exists() ? std::to_string(slot.value) : "none");
     return false;
   }
-  if (!states_[slot.value].in_use) {
+  const Use use = states_[slot.value].use;
+  if (use == 0) {
     report(FindingKind::freed_slot_in_use,
            fmt::format("state slot {} was {} although it is free", slot.value, what),
            "a slot in use", fmt::format("slot {} is free", slot.value));
     return false;
   }
-  return true;
+  const bool is_read_by_others = (use & kAwaited) == 0 && access == Access::read;
+  if (!is_read_by_others) report_copy(fmt::format("state slot {}", slot.value), use, access, what);
+  return is_read_by_others;
+}
+
+/// A slot of a copy in flight was used.
+void LabelState::report_copy(const std::string& slot, Use use, Access access, const char* what) {
+  const bool is_target = (use & kAwaited) != 0;
+  report(is_target && access != Access::write ? FindingKind::read_before_landed
+                                              : FindingKind::source_changed,
+         fmt::format("{} was {} while a copy in flight {} it", slot, what,
+                     is_target ? "writes" : "reads"),
+         "the copy lands first", "it has not landed");
 }
 
 void LabelState::allocate_state(StateSlot slot) {
-  if (!state_exists(slot)) return void(usable(slot, "allocated"));
+  if (!state_exists(slot)) return void(usable(slot, Access::write, "allocated"));
   if (slot.value > last_narrow_state_) report_offset("state", slot.value, strides_.state);
   StateCell& cell = states_[slot.value];
-  if (cell.in_use)
+  if (cell.use != 0)
     report(FindingKind::slot_in_two_places,
            fmt::format("state slot {} was handed out although it is in use", slot.value),
            "a free slot", fmt::format("slot {} is in use", slot.value));
-  cell.in_use = true;
+  cell.use = kInUse;
   if (!cell.was_used)
     for (Label& label : cell.labels) label.poisoned = true;
   cell.was_used = true;
 }
 
 void LabelState::zero_state(StateSlot slot, StatePart part) {
-  if (usable(slot, "zeroed")) label_at(slot, part) = Label{};
+  if (usable(slot, Access::write, "zeroed")) label_at(slot, part) = Label{};
 }
 
 void LabelState::copy_state(StateSlot source, StateSlot target, StatePart part) {
-  if (usable(source, "copied from") && usable(target, "copied to"))
+  if (usable(source, Access::read, "copied from") && usable(target, Access::write, "copied to"))
     label_at(target, part) = label_at(source, part);
 }
 
@@ -124,44 +145,47 @@ bool LabelState::advance(StateSlot slot, StatePart part, const Label& before, co
 
 void LabelState::advance_state(StateSlot slot, StatePart part, const Tokens& tokens,
                                std::uint32_t begin, std::uint32_t end) {
-  if (usable(slot, "advanced")) advance(slot, part, label_of(tokens, begin), tokens, end);
+  if (usable(slot, Access::both, "advanced"))
+    advance(slot, part, label_of(tokens, begin), tokens, end);
 }
 
 // Overrides for both parts of a slot: a mistake about the slot itself is reported once, not by
 // part.
 
 void LabelState::zero_state(StateSlot slot) {
-  if (usable(slot, "zeroed")) states_[slot.value].labels = {};
+  if (usable(slot, Access::write, "zeroed")) states_[slot.value].labels = {};
 }
 
 void LabelState::copy_state(StateSlot source, StateSlot target) {
-  if (usable(source, "copied from") && usable(target, "copied to"))
+  if (usable(source, Access::read, "copied from") && usable(target, Access::write, "copied to"))
     states_[target.value].labels = states_[source.value].labels;
 }
 
 void LabelState::advance_state(StateSlot slot, const Tokens& tokens, std::uint32_t begin,
                                std::uint32_t end) {
-  if (!usable(slot, "advanced")) return;
+  if (!usable(slot, Access::both, "advanced")) return;
   const Label before = label_of(tokens, begin);
   for (const StatePart part : kStateParts)
     if (!advance(slot, part, before, tokens, end)) return;
 }
 
 void LabelState::free_state(StateSlot slot) {
-  if (!state_exists(slot)) return void(usable(slot, "freed"));
+  if (!state_exists(slot)) return void(usable(slot, Access::write, "freed"));
   StateCell& cell = states_[slot.value];
-  if (!cell.in_use)
+  if (cell.use == 0)
     report(FindingKind::double_free,
            fmt::format("state slot {} was freed although it is free", slot.value), "a slot in use",
            fmt::format("slot {} is free", slot.value));
-  cell.in_use = false;
+  else if (cell.use != kInUse)
+    report_copy(fmt::format("state slot {}", slot.value), cell.use, Access::write, "freed");
+  cell.use = 0;
   for (Label& label : cell.labels) label.poisoned = true;
   if (!verified_.empty()) verified_.erase(slot.value);
   if (!rings_.empty()) rings_.erase(slot.value);
 }
 
 void LabelState::verify_state(StateSlot slot, StatePart part, const VerifiedRow& row) {
-  if (!usable(slot, "verified from")) return;
+  if (!usable(slot, Access::read, "verified from")) return;
   std::vector<Label>& left = verified_[slot.value][static_cast<std::size_t>(part)];
   left.clear();
   const Label before = label_of(row.known, row.begin);
@@ -177,7 +201,9 @@ void LabelState::verify_state(StateSlot slot, StatePart part, const VerifiedRow&
 
 void LabelState::commit_state(StateSlot verified, std::uint32_t at, StateSlot target,
                               StatePart part) {
-  if (!usable(verified, "committed from") || !usable(target, "committed to")) return;
+  if (!usable(verified, Access::read, "committed from") ||
+      !usable(target, Access::write, "committed to"))
+    return;
   const std::vector<Label>& left = verified_[verified.value][static_cast<std::size_t>(part)];
   if (at < left.size()) {
     label_at(target, part) = left[at];
@@ -212,7 +238,8 @@ std::optional<LabelState::WrongRing> LabelState::wrong_ring(StateSlot slot, Stat
 
 void LabelState::step_ring(StateSlot slot, const RingStep& step, const Tokens& tokens,
                            std::uint32_t begin) {
-  if (!usable(slot, "read") || !usable(step.slot, "read for its ring")) return;
+  if (!usable(slot, Access::read, "read") || !usable(step.slot, Access::read, "read for its ring"))
+    return;
   const auto wrong = wrong_ring(slot, step.slot, step.live, tokens, begin);
   if (wrong) {
     report(FindingKind::wrong_state_prefix,
@@ -234,7 +261,7 @@ void LabelState::step_ring(StateSlot slot, const RingStep& step, const Tokens& t
 
 void LabelState::fold_ring(StateSlot slot, std::uint32_t live, const Tokens& tokens,
                            std::uint32_t size) {
-  if (!usable(slot, "written")) return;
+  if (!usable(slot, Access::write, "written")) return;
   if (const auto wrong = wrong_ring(slot, slot, live, tokens, size))
     return report(FindingKind::wrong_state_prefix,
                   fmt::format("{} of the ring of slot {} {} folded into its state after {} of {}, "
@@ -246,19 +273,20 @@ void LabelState::fold_ring(StateSlot slot, std::uint32_t live, const Tokens& tok
 }
 
 void LabelState::rewind_conv(StateSlot slot) {
-  if (usable(slot, "written")) label_at(slot, StatePart::conv) = rings_[slot.value].conv_before;
+  if (usable(slot, Access::write, "written"))
+    label_at(slot, StatePart::conv) = rings_[slot.value].conv_before;
 }
 
 void LabelState::receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
                                std::uint32_t size) {
-  if (usable(slot, "received")) label_at(slot, part) = label_of(tokens, size);
+  if (usable(slot, Access::write, "received")) label_at(slot, part) = label_of(tokens, size);
 }
 
 void LabelState::run_padding_row(StateSlot slot) {
   if (slot.value == 0) return;
-  if (!state_exists(slot)) return void(usable(slot, "run over by a row of padding"));
+  if (!state_exists(slot)) return void(usable(slot, Access::both, "run over by a row of padding"));
   StateCell& cell = states_[slot.value];
-  if (cell.in_use)
+  if (cell.use != 0)
     report(FindingKind::padding_leak,
            fmt::format("a row of padding runs over state slot {}, which is in use", slot.value),
            "the padding slot 0", fmt::format("slot {}", slot.value));
@@ -272,16 +300,18 @@ void LabelState::allocate_kv(KvSlots slots) {
         report_offset("KV", slot, strides_.kv);
         break;
       }
-  char* const in_use = &kv_in_use_[0];  // a store of a char might change the member
+  Use* const use = &kv_use_[0];  // a store of a char might change the member
   for (const std::uint32_t slot : slots) {
-    if (in_use[slot] != 0) [[unlikely]]
+    if (use[slot] != 0) [[unlikely]]
       report_kv(FindingKind::slot_in_two_places, slot, "handed out");
-    in_use[slot] = 1;
+    use[slot] = kInUse;
   }
 }
 
 void LabelState::report_kv(FindingKind kind, std::uint32_t slot, const char* what) {
-  const bool is_free = kv_in_use_[slot] == 0;
+  const bool is_free = kv_use_[slot] == 0;
+  if (!is_free && kind != FindingKind::slot_in_two_places)
+    return report_copy(fmt::format("KV slot {}", slot), kv_use_[slot], Access::write, what);
   const char* const is = is_free ? "free" : "in use";
   report(kind, fmt::format("KV slot {} was {} although it is {}", slot, what, is),
          is_free ? "a slot in use" : "a free slot", fmt::format("slot {} is {}", slot, is));
@@ -292,27 +322,79 @@ void LabelState::write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t beg
   tokens.prefix_fingerprints(begin, begin + static_cast<std::uint32_t>(slots.size()),
                              fingerprints_);
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (kv_in_use_[slots[i]] == 0) [[unlikely]]
+    if (kv_use_[slots[i]] != kInUse) [[unlikely]]
       report_kv(FindingKind::freed_slot_in_use, slots[i], "written");
     kv_fingerprint_[slots[i]] = fingerprints_[i];
   }
 }
 
 void LabelState::free_kv(KvSlots slots) {
-  char* const in_use = &kv_in_use_[0];
+  Use* const use = &kv_use_[0];
   for (const std::uint32_t slot : slots) {
-    if (in_use[slot] == 0) [[unlikely]]
+    if (use[slot] != kInUse) [[unlikely]]
       return report_kv(FindingKind::double_free, slot, "freed");
-    in_use[slot] = 0;
+    use[slot] = 0;
   }
 }
 
 void LabelState::copy_kv(KvSlots sources, KvSlots targets) {
   for (std::size_t i = 0; i < sources.size(); ++i) {
     for (const std::uint32_t slot : {sources[i], targets[i]})
-      if (kv_in_use_[slot] == 0) return report_kv(FindingKind::freed_slot_in_use, slot, "copied");
+      if (kv_use_[slot] == 0) return report_kv(FindingKind::freed_slot_in_use, slot, "copied");
+    if (kv_use_[sources[i]] & kAwaited)
+      return report_copy(fmt::format("KV slot {}", sources[i]), kAwaited, Access::read, "copied");
     kv_fingerprint_[targets[i]] = kv_fingerprint_[sources[i]];
   }
+}
+
+// --- Copies between tiers ------------------------------------------------------------------------
+
+void LabelState::queue_copy(const TierCopy& copy) {
+  ++flying_;
+  for (const auto& [source, target] : copy.states) {
+    if (!state_exists(source) || !usable(target, Access::write, "chosen for a copy")) continue;
+    states_[source.value].use = static_cast<Use>(states_[source.value].use + kRead);
+    states_[target.value].use |= kAwaited;
+    states_[target.value].labels.fill({.digest = 0, .size = kAwaitedSize, .poisoned = true});
+  }
+  for (const KvRun& run : copy.kv_sources)
+    for (const std::uint32_t slot : run.slots())
+      kv_use_[slot] = static_cast<Use>(kv_use_[slot] + kRead);
+  for (const KvRun& run : copy.kv_targets)
+    for (const std::uint32_t slot : run.slots()) {
+      if (kv_use_[slot] != kInUse)
+        report_kv(FindingKind::freed_slot_in_use, slot, "chosen for a copy");
+      kv_use_[slot] |= kAwaited;
+      kv_fingerprint_[slot] = 0;
+    }
+}
+
+void LabelState::land_copy(const TierCopy& copy) {
+  --flying_;
+  const auto leave = [](Use& use) {  // a slot that was freed meanwhile was reported then
+    if (use >= kRead) use = static_cast<Use>(use - kRead);
+  };
+  const auto arrive = [](Use& use) { use = static_cast<Use>(use & ~kAwaited); };
+  for (const auto& [source, target] : copy.states) {
+    if (state_exists(source)) leave(states_[source.value].use);
+    if (state_exists(target)) arrive(states_[target.value].use);
+  }
+  for (const KvRun& run : copy.kv_sources)
+    for (const std::uint32_t slot : run.slots()) leave(kv_use_[slot]);
+  for (const KvRun& run : copy.kv_targets)
+    for (const std::uint32_t slot : run.slots()) arrive(kv_use_[slot]);
+  LayerState::land_copy(copy);
+}
+
+/// A row reads the KV of all tokens before it.
+void LabelState::forward(const ForwardRow& row) {
+  if (flying_ != 0)
+    for_slots(row.kv, 0, row.begin, [&](KvSlots slots, std::uint32_t) {
+      for (const std::uint32_t slot : slots)
+        if (kv_awaited(slot))
+          return report_copy(fmt::format("KV slot {}", slot), kv_use_[slot], Access::read, "read");
+    });
+  LayerState::forward(row);
 }
 
 LayerState::Lengths LabelState::state_lengths(StateSlot slot, std::int64_t expected) const {

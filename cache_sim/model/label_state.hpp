@@ -70,10 +70,15 @@ class LabelState final : public LayerState {
   void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override;
   void free_kv(KvSlots slots) override;
   void copy_kv(KvSlots sources, KvSlots targets) override;
+  void forward(const ForwardRow& row) override;
+  void queue_copy(const TierCopy& copy) override;
+  void land_copy(const TierCopy& copy) override;
   Lengths state_lengths(StateSlot slot, std::int64_t expected) const override;
 
   bool state_exists(StateSlot slot) const { return slot.value >= 1 && slot.value < states_.size(); }
-  bool state_in_use(StateSlot slot) const { return states_[slot.value].in_use; }
+  bool state_in_use(StateSlot slot) const { return states_[slot.value].use != 0; }
+  /// Whether a copy in flight writes the slot.
+  bool state_awaited(StateSlot slot) const { return (states_[slot.value].use & kAwaited) != 0; }
   const Label& label(StateSlot slot, StatePart part) const {
     return states_[slot.value].labels[static_cast<std::size_t>(part)];
   }
@@ -86,8 +91,9 @@ class LabelState final : public LayerState {
   };
   std::optional<WrongRing> wrong_ring(StateSlot slot, StateSlot ring, std::uint32_t live,
                                       const Tokens& tokens, std::uint32_t size) const;
-  bool kv_exists(std::uint32_t slot) const { return slot < kv_in_use_.size(); }
-  bool kv_in_use(std::uint32_t slot) const { return kv_in_use_[slot] != 0; }
+  bool kv_exists(std::uint32_t slot) const { return slot < kv_use_.size(); }
+  bool kv_in_use(std::uint32_t slot) const { return kv_use_[slot] != 0; }
+  bool kv_awaited(std::uint32_t slot) const { return (kv_use_[slot] & kAwaited) != 0; }
   /// Fingerprint of the prefix that ends with the token whose KV the slot holds.
   std::uint64_t kv_fingerprint(std::uint32_t slot) const { return kv_fingerprint_[slot]; }
 
@@ -100,15 +106,25 @@ class LabelState final : public LayerState {
     std::vector<Label> entries;
     Label conv_before;  ///< the conv part where the first entry was written
   };
+  // The use of a slot: free (0) or in use, awaited where a copy in flight writes it, and for each
+  // copy in flight that reads it kRead more.
+  using Use = std::uint8_t;
+  static constexpr Use kInUse = 1, kAwaited = 2, kRead = 4;
+  enum class Access : std::uint8_t { read, write, both };
   struct StateCell {
     std::array<Label, 2> labels;  // by StatePart
-    bool in_use;
+    Use use;
     bool was_used;  // false: never allocated, so its content is arbitrary, as in freed memory
   };
   Label& label_at(StateSlot slot, StatePart part) {
     return states_[slot.value].labels[static_cast<std::size_t>(part)];
   }
-  bool usable(StateSlot slot, const char* what);
+  bool usable(StateSlot slot, Access access, const char* what) {
+    const bool plain = state_exists(slot) && states_[slot.value].use == kInUse;
+    return plain || usable_in_copy(slot, access, what);
+  }
+  [[gnu::cold]] bool usable_in_copy(StateSlot slot, Access access, const char* what);
+  void report_copy(const std::string& slot, Use use, Access access, const char* what);
   bool stands_for(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
                   std::uint32_t end);
   bool advance(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
@@ -123,7 +139,8 @@ class LabelState final : public LayerState {
   std::map<std::uint32_t, std::array<std::vector<Label>, 2>> verified_;
   std::map<std::uint32_t, Ring> rings_;  // by slot
   ZeroedArray<std::uint64_t> kv_fingerprint_;
-  ZeroedArray<char> kv_in_use_;
+  ZeroedArray<Use> kv_use_;
+  std::int64_t flying_ = 0;  // copies
   Strides strides_;
   // Slots after these hold elements from 2^31 on.
   std::uint32_t last_narrow_kv_, last_narrow_state_;

@@ -106,6 +106,12 @@ class LabelledNumbers final : public NumberedPools {
   void copy_kv(KvSlots sources, KvSlots targets) override {
     numbers_->copy_kv(sources, targets), labels_.copy_kv(sources, targets);
   }
+  void queue_copy(const TierCopy& copy) override {
+    numbers_->queue_copy(copy), labels_.queue_copy(copy);
+  }
+  void land_copy(const TierCopy& copy) override {
+    numbers_->land_copy(copy), labels_.land_copy(copy);
+  }
   Lengths state_lengths(StateSlot slot, std::int64_t expected) const override {
     return labels_.state_lengths(slot, expected);
   }

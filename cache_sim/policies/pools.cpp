@@ -14,12 +14,12 @@ constexpr std::uint32_t kUnusedPiece = 1 << 16;
 
 }  // namespace
 
-KvPool::KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers)
-    : first_unused_(page),
-      end_(page + static_cast<std::uint32_t>(slots / page * page)),
+KvPool::KvPool(std::uint32_t first, std::int64_t slots, std::uint32_t page, LayerState& layers)
+    : first_unused_(first),
+      end_(first + static_cast<std::uint32_t>(slots / page * page)),
       free_count_(slots / page * page),
       slot_count_(free_count_),
-      page_(page),
+      first_(first),
       layers_(layers) {
   free_.emplace_back();
   drop_front();
@@ -111,8 +111,8 @@ void KvPool::release_from(KvRuns& runs, std::uint32_t first) {
   runs.erase(end, runs.end());
 }
 
-StatePool::StatePool(std::int64_t slots, LayerState& layers)
-    : slot_count_(slots), layers_(layers) {}
+StatePool::StatePool(std::uint32_t first, std::int64_t slots, LayerState& layers)
+    : first_unused_(first), end_(first + slots), slot_count_(slots), layers_(layers) {}
 
 StateSlot StatePool::allocate() {
   require(free_count() != 0, "a state slot is free when one is taken");

@@ -29,11 +29,14 @@ struct KvTail {
 /// its use.
 class KvPool {
  public:
-  KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers);
+  KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers)
+      : KvPool(page, slots, page, layers) {}
+  /// A pool of another tier, whose slots are numbered from `first` on.
+  KvPool(std::uint32_t first, std::int64_t slots, std::uint32_t page, LayerState& layers);
 
   std::int64_t free_count() const { return free_count_; }
   std::int64_t slot_count() const { return slot_count_; }
-  std::uint32_t first_slot() const { return page_; }
+  std::uint32_t first_slot() const { return first_; }
   /// The free slots that were used before, or will be next; those from first_unused() on are free,
   /// too.
   const std::deque<KvRun>& free_runs() const { return free_; }
@@ -58,7 +61,7 @@ class KvPool {
   std::uint32_t end_;
   std::int64_t free_count_;
   std::int64_t slot_count_;
-  std::uint32_t page_;
+  std::uint32_t first_;
   LayerState& layers_;
 };
 
@@ -66,7 +69,9 @@ class KvPool {
 /// end. Slot 0 is the padding target.
 class StatePool {
  public:
-  StatePool(std::int64_t slots, LayerState& layers);
+  StatePool(std::int64_t slots, LayerState& layers) : StatePool(1, slots, layers) {}
+  /// A pool of another tier, whose slots are numbered from `first` on.
+  StatePool(std::uint32_t first, std::int64_t slots, LayerState& layers);
 
   std::int64_t free_count() const {
     return static_cast<std::int64_t>(free_.size()) + unused_count();
@@ -75,7 +80,7 @@ class StatePool {
   /// The free slots that were used before, in order; those from first_unused() on come before them.
   const std::deque<StateSlot>& free_slots() const { return free_; }
   std::uint32_t first_unused() const { return first_unused_; }
-  std::int64_t unused_count() const { return slot_count_ + 1 - first_unused_; }
+  std::int64_t unused_count() const { return end_ - first_unused_; }
 
   StateSlot allocate();  ///< requires free_count() > 0
   void release(StateSlot slot);
@@ -83,7 +88,8 @@ class StatePool {
 
  private:
   std::deque<StateSlot> free_;
-  std::uint32_t first_unused_ = 1;
+  std::uint32_t first_unused_;
+  std::int64_t end_;
   std::int64_t slot_count_;
   LayerState& layers_;
 };

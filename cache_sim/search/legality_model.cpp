@@ -80,6 +80,7 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
                          .known = operation.tokens,
                          .computed = reply.get(ReplyField::cached),
                          .external = operation.external,
+                         .loads = reply.get(ReplyField::host) > 0,
                          .shortest = operation.tokens.size()});
     seen_.push_back(operation.tokens);
     const auto row = std::find(rows_.begin(), rows_.end(), Name());

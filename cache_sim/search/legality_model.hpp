@@ -49,6 +49,7 @@ class LegalityModel {
     std::vector<std::int64_t> parents;  ///< parents of the drafts, if they form a tree
     std::int64_t external = 0;          ///< external= of the admission, until its first extend
     bool is_loading = false;            ///< these external tokens are being loaded
+    bool loads = false;                 ///< its admission queued a load from the host tier
     /// the server took fewer tokens than an extend asked for, and some are left
     bool is_cut = false;
     std::vector<Row> rows;      ///< rows whose results bring their tokens, the oldest first

@@ -308,6 +308,15 @@ Operation RandomTrace::random_request_operation() {
     if (draw_.chance(1, 4)) return Operation{.verb = Verb::step};
   }
   if (sometimes(swarm_.padded) && draw_.chance(1, 3)) return padded_step();
+  // Others that come while a load is in flight find what it brings.
+  if (swarm_.copies != 0 && !running.empty() && running.back().loads && running.size() < most &&
+      draw_.chance(1, 3)) {
+    Operation admit{.verb = Verb::admit};
+    admit.id = fresh_name("r");
+    admit.salt = running.back().salt;
+    admit.tokens = running.back().known.followed_by(fresh_tokens(1));
+    return admit;
+  }
   if (running.empty() || (running.size() < most && draw_.chance(1, 4))) return admission();
   // An engine may copy a clone late, which shows if the clone changes before the next forward.
   const bool is_new_clone = cloned_.exists() && running.back().id == cloned_;
@@ -372,6 +381,7 @@ Operation RandomTrace::use_of_slot(const LegalityModel::Slot& slot) {
       operation.prev = node->tokens.size();
     else
       overstate_prev(operation);
+    may_be_bad_ |= operation.prev > 0 && swarm_.copies != 0;  // its KV may be on the host alone
   } else if (choice == 6) {
     operation.verb = Verb::free;
     operation.slot = slot.name;
@@ -486,6 +496,22 @@ Operation RandomTrace::random_slot_operation() {
   return operation;
 }
 
+/// Lands or settles copies between tiers, or evicts from the host.
+Operation RandomTrace::random_copy_operation() {
+  Operation operation{.verb = Verb::land};
+  switch (pick<4>(draw_, {3, 2, 3, 1})) {
+    case 0: operation.tier = Name::intern("host"); return operation;
+    case 1: operation.tier = Name::intern("device"); return operation;
+    case 2: operation.verb = Verb::settle; return operation;
+    default:
+      operation.verb = Verb::evict;
+      operation.tier = Name::intern("host");
+      operation.kv = draw_.between(0, swarm_.longest);
+      operation.state = draw_.between(0, 2);
+      return operation;
+  }
+}
+
 Operation RandomTrace::next() {
   may_be_bad_ = false;
   while (!together_.empty()) {
@@ -508,8 +534,8 @@ Operation RandomTrace::next() {
     operation.lock = model_.bare_lock();
     return operation;
   }
-  switch (pick<6>(draw_, {swarm_.request, swarm_.tree, swarm_.evict, swarm_.check, swarm_.flush,
-                          swarm_.slots})) {
+  switch (pick<7>(draw_, {swarm_.request, swarm_.tree, swarm_.evict, swarm_.check, swarm_.flush,
+                          swarm_.slots, swarm_.copies})) {
     case 0: return random_request_operation();
     case 1: return random_tree_operation();
     case 2:
@@ -523,7 +549,8 @@ Operation RandomTrace::next() {
       return operation;
     case 3: return operation;  // check
     case 4: operation.verb = Verb::flush; return operation;
-    default: return random_slot_operation();
+    case 5: return random_slot_operation();
+    default: return random_copy_operation();
   }
 }
 

@@ -38,6 +38,7 @@ class RandomTrace {
   Operation random_request_operation();
   Operation random_tree_operation();
   Operation random_slot_operation();
+  Operation random_copy_operation();
   Operation admission();
   void draw_keys(Operation& admit);
   bool begin_meeting();

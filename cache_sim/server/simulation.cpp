@@ -9,6 +9,7 @@
 #include "cache_sim/check/trace_player.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/overloaded.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -330,13 +331,35 @@ bool Simulation::any_rank(bool (ServerScheduler::*is)() const) const {
                      [&](const Rank& rank) { return ((*rank.scheduler).*is)(); });
 }
 
-/// Lets all ranks decide a step. True if it computed something, ended a request, or brought
-/// results.
+/// Copies between tiers that were queued in earlier steps have landed by now, and the server takes
+/// note. True if there was one.
+bool Simulation::settle_copies() {
+  if (!has_host_tier(run_.options().config)) return false;
+  bool settled = false;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    run_.set_place(line_, now_);
+    run_.set_rank(rank);
+    for (const char* const tier : {"host", "device"}) {
+      Operation land{.verb = Verb::land};
+      land.tier = Name::intern(tier);
+      for (const Reply* reply = nullptr;
+           (reply = run_.apply(land)) != nullptr && reply->get(ReplyField::n) != 0;)
+        continue;
+    }
+    const Reply* const reply = run_.apply(Operation{.verb = Verb::settle});
+    settled |= reply != nullptr && reply->get(ReplyField::n) != 0;
+  }
+  return settled;
+}
+
+/// Lets all ranks decide a step. True if it computed something, ended a request, brought results,
+/// or settled a copy.
 bool Simulation::one_step() {
   const std::int64_t before = ended_ + computed_;
   ++steps_;
   for (; !gone_.empty() && gone_.front().step + kStepsInFlight < steps_; gone_.pop_front())
     forget(gone_.front().request);
+  const bool settled = settle_copies();
   if (any_rank(&ServerScheduler::waits_for_results))
     take_results(&ServerScheduler::has_results_out);
   for (std::size_t rank = 0; rank < ranks_.size() && !run_.stopped(); ++rank) {
@@ -345,7 +368,7 @@ bool Simulation::one_step() {
   }
   if (run_.stopped()) return true;
   if (!launch()) return true;
-  if (!any_rank(&ServerScheduler::awaits_results)) return ended_ + computed_ != before;
+  if (!any_rank(&ServerScheduler::awaits_results)) return settled || ended_ + computed_ != before;
   for (const RequestNumber request : std::exchange(leaving_, {}))
     if (!run_.stopped()) deliver({.kind = SchedulerEvent::Kind::abort, .request = request});
   if (run_.stopped()) return true;

@@ -64,6 +64,7 @@ class Simulation {
   void check_the_end();
   void deliver_due();
   bool one_step();
+  bool settle_copies();
   bool launch();
   void take_results(bool (ServerScheduler::*due)() const);
   /// A rank: its scheduler, its step, and the prompts that were sent to it.

@@ -281,10 +281,13 @@ Names choices_of(const std::string& command, const std::string& positional) {
 std::vector<Claim> grammar() {
   const auto is_tree = [](Verb verb) { return capability_of(verb) == Capability::tree; };
   const auto is_sequence = [](Verb verb) { return capability_of(verb) == Capability::sequences; };
+  const auto is_of_tiers = [](Verb verb) { return capability_of(verb) == Capability::tiers; };
   std::vector<Claim> all = {
       {kGrammar, "Scheduler verbs", "Verb", verbs_told, scheduler_verbs_there()},
-      {kGrammar, "Request verbs", "Verb", verbs_told,
-       verbs_there([&](Verb verb) { return !is_tree(verb) && !is_sequence(verb); })},
+      {kGrammar, "Request verbs", "Verb", verbs_told, verbs_there([&](Verb verb) {
+         return !is_tree(verb) && !is_sequence(verb) && !is_of_tiers(verb);
+       })},
+      {kGrammar, "Verbs of a host tier", "Verb", verbs_told, verbs_there(is_of_tiers)},
       {kGrammar, "Sequence verbs", "Verb", verbs_told, verbs_there(is_sequence)},
       {kGrammar, "Tree verbs", "Verb", verbs_told, verbs_there(is_tree)},
   };
@@ -301,7 +304,7 @@ std::vector<Claim> grammar() {
 
 std::vector<Claim> protocol_and_findings() {
   Names kinds;
-  for (auto kind = FindingKind::wrong_state_prefix; kind <= FindingKind::nondeterministic;
+  for (auto kind = FindingKind::read_before_landed; kind <= FindingKind::nondeterministic;
        kind = static_cast<FindingKind>(static_cast<int>(kind) + 1))
     kinds.insert(std::string(to_string(kind)) + " " + std::to_string(exit_status(kind)) + " " +
                  std::string(meaning(kind)));

@@ -13,6 +13,10 @@ struct KindRow {
 };
 
 constexpr std::array kKinds{
+    KindRow{FindingKind::read_before_landed, "read-before-landed", kExitInvariant,
+            "Something was read before the copy that brings it from another tier has landed."},
+    KindRow{FindingKind::source_changed, "source-changed", kExitInvariant,
+            "A slot was freed or written while a copy between tiers still reads or writes it."},
     KindRow{FindingKind::wrong_state_prefix, "wrong-state-prefix", kExitInvariant,
             "A state was handed out for a prefix other than the one it stands for."},
     KindRow{FindingKind::unaligned_state, "unaligned-state", kExitInvariant,

@@ -10,6 +10,8 @@
 namespace lockstep {
 
 enum class FindingKind : std::uint8_t {
+  read_before_landed,    ///< a slot was read that a copy between tiers has not written yet
+  source_changed,        ///< a slot was freed or written while a copy between tiers used it
   wrong_state_prefix,    ///< the state that was handed out belongs to another prefix than the match
   unaligned_state,       ///< a state was taken at a length at which the kernel produces none
   slot_in_two_places,    ///< a slot has two owners

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <numeric>
 
@@ -12,8 +11,6 @@
 
 namespace lockstep::reference {
 namespace {
-
-constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
 
 std::int64_t or_else(std::int64_t field, std::int64_t otherwise) {
   return field == Operation::kAbsent ? otherwise : field;
@@ -27,6 +24,8 @@ SglangPrefixMap::Options map_options(const Config& config, const SglangOracle::V
   return {.page = config.page,
           .has_states = variant.has_states,
           .path_cap = config.number("path_cap"),
+          .host_kv = variant.has_states ? config.number("host_kv") : 0,
+          .host_states = config.number("host_states"),
           .rules = variant.rules};
 }
 
@@ -73,10 +72,10 @@ Result<Reply> SglangOracle::apply(const Operation& operation) {
     case Verb::restore:
     case Verb::compact:
       return fail(fmt::format("{}: this cache has no slot cache", to_string(operation.verb)));
-    case Verb::evict:
-      if (operation.room != Operation::kAbsent) return make_room(operation);
-      return evict(or_else(operation.kv, 0), or_else(operation.state, 0));
-    case Verb::flush: return evict(kEverything, kEverything);
+    case Verb::evict: return evict(operation);
+    case Verb::flush: return flush();
+    case Verb::land: return land(operation);
+    case Verb::settle: return settle();
     case Verb::check: return check();
     case Verb::match: return match(operation);
     case Verb::insert: return insert(operation);
@@ -161,10 +160,14 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   request.known = prefix_of(operation);
   request.prompt = prompt;
   request.admitted = size;
-  const auto [full, cached] = cached_.match(cached_.whole_pages(request.known.first(size - 1)));
-  if (full / grid() * grid() > cached) request.branch = full / grid() * grid();
-  const Prefix best = request.known.first(cached);
+  const auto [full, prefix, best_size] =
+      cached_.match(cached_.whole_pages(request.known.first(size - 1)));
+  std::int64_t cached = prefix;
+  if (full / grid() * grid() > std::max(prefix, best_size)) request.branch = full / grid() * grid();
+  Prefix best = request.known.first(cached);
+  bool loaded = false;
   const auto refuse = [&](Refusal refusal) {
+    if (loaded) cached_.land_loads(cached_.newest_load());  // its target cannot go before
     release_slot(request.live);
     for (const StateSlot slot : request.tracking) release_slot(slot);
     cached_.unlock(best, has_states_);
@@ -173,7 +176,7 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   // Locked before a slot is sought: that eviction must not take what is to be copied.
   cached_.lock(best, has_states_);
   Evicted unreported, evicted;
-  if (has_states_ && cached > 0) {  // the copy's slot
+  if (has_states_ && cached > 0 && best_size <= prefix) {  // the copy's slot
     request.live = take_slot(unreported);
     if (!request.live.exists()) return refuse(Refusal::no_state_slot);
   }
@@ -183,13 +186,12 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   if (lacking > 0 && lacking > cached_.kv() - cached_.locked_kv()) return refuse(Refusal::no_kv);
   const std::int64_t left =
       operation.room == Operation::kAbsent ? 0 : kv_free() + cached_.kv() - cached_.locked_kv();
-  if (has_states_) {
-    const int needed = (cached > 0 ? 0 : 1) + tracking_slots();
-    if (!make_slots_free(needed, evicted)) return refuse(Refusal::no_state_slot);
-    Evicted nothing;
-    if (cached == 0) request.live = take_slot(nothing);
-    for (int i = 0; i < tracking_slots(); ++i) request.tracking.push_back(take_slot(nothing));
+  if (best_size > prefix) {  // the host has more [1.13]
+    if (const auto refusal = load(request, best, best_size, loaded); refusal)
+      return refuse(*refusal);
+    if (loaded) cached = best_size;
   }
+  if (has_states_ && !take_slots(request, evicted)) return refuse(Refusal::no_state_slot);
   // A transfer brings the KV beyond the hit, except that of the last token, which is computed here.
   const std::int64_t there = std::max(cached, std::min(or_else(operation.external, 0), size - 1));
   if (there > cached) {
@@ -202,12 +204,26 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   request.allocated = up_to_whole_pages(there);
   request.protected_size = cached;
   request.state_locked = has_states_;
+  request.awaits = cached_.newest_load();
+  if (there > cached) cached_.land_loads(request.awaits);  // the transfer writes over the state
   requests_.emplace(name, std::move(request));
 
   Reply reply = evicted_reply(evicted).set(ReplyField::cached, there);
   if (has_states_) reply.set(ReplyField::state, there).set(ReplyField::conv, there);
   if (operation.room != Operation::kAbsent) reply.set(ReplyField::kv, left);
+  if (cached_.has_host()) reply.set(ReplyField::host, cached - prefix);
   return reply;
+}
+
+/// The slots that a request needs beside that of a copy: its live one where nothing was copied, and
+/// those for tracking. All of them or none.
+bool SglangOracle::take_slots(Request& request, Evicted& evicted) {
+  const bool has_live = request.live.exists();
+  if (!make_slots_free((has_live ? 0 : 1) + tracking_slots(), evicted)) return false;
+  Evicted nothing;
+  if (!has_live) request.live = take_slot(nothing);
+  for (int i = 0; i < tracking_slots(); ++i) request.tracking.push_back(take_slot(nothing));
+  return true;
 }
 
 std::optional<SglangOracle::DraftTree> SglangOracle::DraftTree::of(const Operation& extend) {
@@ -257,6 +273,7 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
   Evicted evicted;
   if (!allocate(request, request.computed + operation.n, forward, evicted))
     return Reply::refusal(Refusal::no_kv);
+  cached_.land_loads(request.awaits);
   request.known.tokens.append(operation.tokens);
   if (verifies) {
     before_verification(request, operation.n);
@@ -354,12 +371,14 @@ void SglangOracle::move_lock(Request& request, std::int64_t to) {
 }
 
 /// Inserts what the request knows, up to `length`; without states, then its prompt alone.
-bool SglangOracle::store(const Request& request, std::int64_t length, StateSlot state) {
+bool SglangOracle::store(Request& request, std::int64_t length, StateSlot state) {
   const bool exist =
-      cached_.insert(request.known.first(length), state, request.protected_size).exist;
+      cached_.insert(request.known.first(length), state, request.protected_size, request.inserted)
+          .exist;
+  request.inserted = std::max(request.inserted, length);
   const std::int64_t prompt = whole_pages(request.prompt);
   if (!has_states_ && prompt > 0 && prompt < length)
-    cached_.insert(request.known.first(prompt), StateSlot::none(), prompt);
+    cached_.insert(request.known.first(prompt), StateSlot::none(), prompt, prompt);
   return exist;
 }
 
@@ -372,7 +391,7 @@ Result<Reply> SglangOracle::checkpoint(const Operation& operation) {
   if (up_to > request.computed)
     return fail(fmt::format("request {} has computed only {}", operation.id.text(),
                             counted(request.computed, "token")));
-
+  cached_.land_loads(request.awaits);
   const std::optional<Stored> stored = store_unfinished(request, up_to);
   if (!stored) return Reply::refusal(Refusal::no_state_slot);
   return Reply()
@@ -411,6 +430,7 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
   if (operation.up_to > request.known.size())
     return fail(fmt::format("request {} has not {}", operation.id.text(),
                             counted(operation.up_to, "token")));
+  cached_.land_loads(request.awaits);
   std::int64_t committed = has_states_ ? request.committed() : request.computed;
   if (operation.up_to != Operation::kAbsent) committed = std::min(committed, operation.up_to);
   const std::int64_t owned = only_prompt ? std::min(request.prompt, committed) : committed;
@@ -442,6 +462,7 @@ SglangOracle::Stored SglangOracle::store_finished(Request& request, std::int64_t
 Result<Reply> SglangOracle::abort(const Operation& operation) {
   const auto found = requests_.find(operation.id.text());
   if (found == requests_.end()) return no_request(operation);
+  cached_.land_loads(found->second.awaits);
   forget(found);
   return Reply{};
 }
@@ -480,6 +501,9 @@ Result<Reply> SglangOracle::make_room(const Operation& operation) {
 
 Reply SglangOracle::check() const {
   Reply reply;
+  if (cached_.has_host())
+    reply.set(ReplyField::host_kv_free, cached_.host_kv_free())
+        .set(ReplyField::host_states_free, cached_.host_states_free());
   reply.set(ReplyField::kv_free, kv_free()).set(ReplyField::kv_locked, cached_.locked_kv());
   if (!has_states_) return reply;
   return reply.set(ReplyField::states_free, slots_free())
@@ -491,11 +515,13 @@ Reply SglangOracle::check() const {
 Result<Reply> SglangOracle::match(const Operation& operation) {
   const Prefix tokens = prefix_of(operation);
   const std::int64_t limit = std::min(or_else(operation.limit, tokens.size()), tokens.size());
-  const auto [full, prefix] = cached_.match(cached_.whole_pages(tokens.first(limit)));
+  const auto [full, prefix, best] = cached_.match(cached_.whole_pages(tokens.first(limit)));
   Reply reply = Reply().set(ReplyField::kv, full);
   if (!has_states_) return reply;
   const std::int64_t branch = full / grid() * grid();
-  const bool is_told = variant_.tells_every_branch ? full > prefix : branch > prefix;
+  const std::int64_t found = std::max(prefix, best);
+  const bool is_told = variant_.tells_every_branch ? full > found : branch > found;
+  if (cached_.has_host()) reply.set(ReplyField::host, found - prefix);
   return reply.set(ReplyField::state, prefix).set(ReplyField::branch, is_told ? branch : 0);
 }
 
@@ -554,7 +580,7 @@ Result<Reply> SglangOracle::insert(const Operation& operation) {
   }
   const Prefix key = cached_.whole_pages(prefix_of(operation));
   const std::int64_t prev = or_else(operation.prev, 0);
-  const auto prev_is_stored = [&] { return prev <= cached_.longest_shared(key); };
+  const auto prev_is_stored = [&] { return prev <= cached_.shared_on_device(key); };
   if (!prev_is_stored())
     return fail(
         fmt::format("insert: the first {} {} not stored", counted(prev, "token"), is_or_are(prev)));
@@ -564,7 +590,7 @@ Result<Reply> SglangOracle::insert(const Operation& operation) {
   if (!prev_is_stored()) return Reply::refusal(Refusal::no_kv);
 
   const StateSlot slot = has_states_ ? held->second.slot : StateSlot::none();
-  const auto [exist, duplicates] = cached_.insert(key, slot, prev);
+  const auto [exist, duplicates] = cached_.insert(key, slot, prev, 0);
   if (has_states_ && !exist) held_.erase(held);  // the slot is the map's now
   return Reply().set(ReplyField::exist, exist ? 1 : 0).set(ReplyField::freed_kv, duplicates);
 }

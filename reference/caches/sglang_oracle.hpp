@@ -85,6 +85,8 @@ class SglangOracle : public Subject {
     std::int64_t allocated = 0;       ///< tokens that have KV, rounded up to pages
     std::int64_t protected_size = 0;  ///< tokens whose KV is the map's: this prefix is locked
     bool state_locked = true;         ///< the lock's receipt
+    std::int64_t inserted = 0;        ///< tokens that its checkpoints have inserted
+    std::int64_t awaits = 0;          ///< the newest load when it was admitted
     StateSlot live;
     std::vector<StateSlot> tracking;  ///< the extra buffer's slots
     std::size_t write = 0;            ///< which of them is written next
@@ -122,7 +124,7 @@ class SglangOracle : public Subject {
   std::int64_t slots_free() const;
   void release_slot(StateSlot slot);
   void move_lock(Request& request, std::int64_t to);
-  bool store(const Request& request, std::int64_t length, StateSlot state);
+  bool store(Request& request, std::int64_t length, StateSlot state);
 
   const Config config_;
   const Variant variant_;
@@ -145,6 +147,11 @@ class SglangOracle : public Subject {
   Result<Reply> finish(const Operation& operation);
   Result<Reply> abort(const Operation& operation);
   Reply evict(std::int64_t kv, std::int64_t states);
+  Result<Reply> evict(const Operation& operation);
+  Reply flush();
+  Result<Reply> land(const Operation& operation);
+  Result<Reply> settle();
+  std::optional<Refusal> load(Request& request, Prefix& best, std::int64_t more, bool& loaded);
   Result<Reply> make_room(const Operation& operation);
   Reply check() const;
 
@@ -165,6 +172,7 @@ class SglangOracle : public Subject {
   bool make_kv_free(std::int64_t needed, Evicted& evicted);
   bool allocate(Request& request, std::int64_t to, Forward forward, Evicted& evicted);
   bool make_slots_free(std::int64_t needed, Evicted& evicted);
+  bool take_slots(Request& request, Evicted& evicted);
   Result<Reply> hold_slot(Name name, std::int64_t length);
   void forget(std::map<std::string, Request>::iterator request);
   void write_state(Request& request, std::int64_t from, Forward forward) const;

@@ -79,14 +79,17 @@ std::size_t SglangPrefixMap::child_count(Entry entry) {
 /// [1.1] A device leaf: no extension and no lock. It need not have a state.
 bool SglangPrefixMap::is_leaf(Entry entry) {
   if (entry->second.full_lock != 0 || entry->second.state_lock != 0) return false;
-  const Entry next = std::next(entry);
-  return next == records_.end() || !is_prefix(entry->first, next->first);
+  if (!entry->second.on_device) return false;
+  for (Entry next = std::next(entry);
+       next != records_.end() && is_prefix(entry->first, next->first); ++next)
+    if (next->second.on_device) return false;
+  return true;
 }
 
 std::int64_t SglangPrefixMap::locked_kv() const {
   std::int64_t tokens = 0;
   for (auto entry = records_.begin(); entry != records_.end(); ++entry)
-    if (entry->second.full_lock > 0) tokens += edge_size(entry);
+    if (entry->second.full_lock > 0 && entry->second.on_device) tokens += edge_size(entry);
   return tokens;
 }
 
@@ -105,6 +108,10 @@ void SglangPrefixMap::split(const Prefix& end) {
   Record& child = records_.lower_bound(end)->second;
   Record parent;
   parent.full_lock = child.full_lock;
+  parent.on_device = child.on_device;
+  parent.on_host = child.on_host;
+  parent.host_lock = child.host_lock;
+  parent.backup = child.backup;
   parent.last_access = read_clock();
   child.last_access = read_clock();
   records_.emplace(end, parent);
@@ -122,13 +129,16 @@ SglangPrefixMap::Match SglangPrefixMap::match(const Prefix& key) {
   if (match.full > 0 && !contains(key.first(match.full))) split(key.first(match.full));
 
   std::vector<Entry> path = path_of(key);
-  while (!path.empty() && !can_be_matched(path.back())) path.pop_back();
+  for (const Entry entry : path)
+    if (can_be_matched(entry)) match.prefix = entry->first.size();
+  while (!path.empty() && !can_be_matched(path.back()) && !path.back()->second.host_state)
+    path.pop_back();
   if (path.empty()) return match;
-  match.prefix = path.back()->first.size();
+  match.best = path.back()->first.size();
 
   // Only this state counts as used; the prefixes below it are each a hair older than the next.
   if (options_.rules.paths_are_used) use_states(path);
-  use_state(path.back()->second);
+  if (can_be_matched(path.back())) use_state(path.back()->second);
   std::int64_t time = read_clock();
   for (auto entry = path.rbegin(); entry != path.rend(); ++entry)
     (*entry)->second.last_access = time--;
@@ -136,9 +146,10 @@ SglangPrefixMap::Match SglangPrefixMap::match(const Prefix& key) {
 }
 
 SglangPrefixMap::Inserted SglangPrefixMap::insert(const Prefix& key, StateSlot state,
-                                                  std::int64_t prev) {
+                                                  std::int64_t prev, std::int64_t before) {
   if (key.empty()) return {};
   require(state.exists() == options_.has_states, "an insert brings a state where there are states");
+  if (has_host()) return insert_and_back_up(key, state, prev, before);
   read_clock();  // the root's touch
   const std::vector<Entry> path = path_of(key);
   for (const Entry entry : path) entry->second.last_access = read_clock();
@@ -175,7 +186,9 @@ void SglangPrefixMap::cap_states(const Prefix& tail) {
   for (const Entry entry : path) {
     if (excess <= 0 || entry->first == tail) return;
     if (entry->second.state_lock > 0 || child_count(entry) != 1) continue;
+    if (has_host() && is_leaf(entry)) continue;
     free_state(entry->second, unreported);
+    spare_no_more(entry->second);
     --excess;
   }
 }
@@ -215,6 +228,7 @@ void SglangPrefixMap::free_state(Record& record, Evicted& evicted) {
 /// Its prefixes stay, even one that is now a tombstone without extensions; older versions drop that
 /// one as well.
 void SglangPrefixMap::drop(Entry leaf, Evicted& evicted) {
+  if (leaf->second.on_host) return demote(leaf, evicted);
   const std::int64_t tokens = edge_size(leaf);
   const std::vector<Entry> path = path_of(leaf->first);
   kv_ -= tokens;
@@ -256,10 +270,12 @@ SglangPrefixMap::Evicted SglangPrefixMap::evict(std::int64_t kv, std::int64_t st
   while (evicted.states < states) {  // MAMBA: states, by use
     const Entry victim = oldest_unlocked_state();
     if (victim == records_.end()) break;
-    if (is_leaf(victim))
+    if (is_leaf(victim)) {
       drop(victim, evicted);
-    else
+    } else {
       free_state(victim->second, evicted);  // a tombstone remains
+      spare_no_more(victim->second);
+    }
   }
   return evicted;
 }

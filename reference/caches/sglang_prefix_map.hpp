@@ -51,6 +51,8 @@ class SglangPrefixMap {
     std::int64_t page = 1;
     bool has_states = true;      ///< false: plain radix, every stored prefix can be used
     std::int64_t path_cap = -1;  ///< states on a path, softly; -1: no cap
+    std::int64_t host_kv = 0;    ///< KV tokens of the host; 0: there is none [1.13]
+    std::int64_t host_states = 0;
     Rules rules{};
   };
   /// Evicted states go to the end of `free_slots`; whoever inserts took a slot from its front.
@@ -60,6 +62,7 @@ class SglangPrefixMap {
   struct Match {
     std::int64_t full = 0;    ///< tokens whose KV is stored
     std::int64_t prefix = 0;  ///< tokens of the longest stored prefix that can be used
+    std::int64_t best = 0;    ///< the same, with a state of the host as well
   };
   struct Inserted {
     bool exist = true;            ///< the key was stored, with a state where there are states
@@ -74,22 +77,43 @@ class SglangPrefixMap {
 
   /// [1.2] without copy-on-write.
   Match match(const Prefix& key);
-  /// [1.4] `state` goes to the map unless the reply says exist.
-  Inserted insert(const Prefix& key, StateSlot state, std::int64_t prev);
+  /// [1.4] `state` goes to the map unless the reply says exist. The caller has inserted the first
+  /// `before` tokens earlier: what ends among them is not backed up again.
+  Inserted insert(const Prefix& key, StateSlot state, std::int64_t prev, std::int64_t before = 0);
   /// [1.5] `end` is stored or empty.
   void lock(const Prefix& end, bool with_state);
   void unlock(const Prefix& end, bool with_state);
   /// [1.6] Until that much was freed or nothing is left that may go.
   Evicted evict(std::int64_t kv, std::int64_t states);
 
+  // The host [1.13].
+  bool has_host() const { return options_.host_kv != 0; }
+  std::int64_t host_kv_free() const { return options_.host_kv - host_kv_; }
+  std::int64_t host_states_free() const { return options_.host_states - host_states_; }
+  Evicted evict_host(std::int64_t kv, std::int64_t states);
+  /// Tokens of the stored prefixes of `end`, itself included, that are not on the device.
+  std::int64_t missing(const Prefix& end);
+  std::int64_t lock_host(const Prefix& end);  ///< returns where the locked edge begins
+  void unlock_host(const Prefix& end, std::int64_t begin);
+  /// Brings `end` and its prefixes to the device, with a state in that slot. The load keeps the
+  /// locks that its caller has taken until it is settled.
+  void load(const Prefix& end, StateSlot state, std::int64_t host_begin);
+  bool land_backup() { return land(backups_); }
+  bool land_load() { return land(loads_); }
+  void land_loads(std::int64_t number);  ///< up to that one
+  std::int64_t newest_load() const { return loads_.empty() ? 0 : loads_.back().number; }
+  std::int64_t settle();
+
   Prefix whole_pages(const Prefix& key) const {
     return key.first(key.size() / options_.page * options_.page);
   }
   bool contains(const Prefix& end) const { return records_.contains(end); }
+  /// The number of the key's tokens that are stored on the device. No effect.
+  std::int64_t shared_on_device(const Prefix& key);
   /// The number of the key's tokens that are stored. No effect.
   std::int64_t longest_shared(const Prefix& key) const;
 
-  std::int64_t kv() const { return kv_; }  ///< tokens stored
+  std::int64_t kv() const { return kv_; }  ///< tokens stored on the device
   std::int64_t locked_kv() const;
   std::int64_t locked_states() const;
 
@@ -100,6 +124,19 @@ class SglangPrefixMap {
     std::int64_t last_access = 0;  ///< t: clock * 2^20 - distance from the matched prefix
     StateSlot state;               ///< none: a tombstone
     std::int64_t state_use = 0;    ///< sequence number of the state's last use
+    bool on_device = true;         ///< its KV; otherwise the host alone has it
+    bool on_host = false;
+    bool host_state = false;
+    std::int64_t host_lock = 0, host_state_lock = 0;
+    std::int64_t host_use = 0;  ///< number with which its host state became the newest; 0: spared
+    std::int64_t backup = 0;    ///< number of a backup that is not settled
+  };
+  /// A copy that is not settled.
+  struct Copy {
+    std::int64_t number;
+    Prefix end;
+    std::int64_t host_begin = 0;
+    bool landed = false;
   };
   using Map = std::map<Prefix, Record>;
   using Entry = Map::iterator;
@@ -122,6 +159,14 @@ class SglangPrefixMap {
   void cap_states(const Prefix& tail);
   void free_state(Record& record, Evicted& evicted);
   void drop(Entry leaf, Evicted& evicted);
+  Inserted insert_and_back_up(const Prefix& key, StateSlot state, std::int64_t prev,
+                              std::int64_t before);
+  void back_up(const Prefix& end);
+  bool queue_backup(Entry entry);
+  void demote(Entry leaf, Evicted& evicted);
+  void spare_no_more(Record& record);
+  bool is_host_leaf(Entry entry);
+  static bool land(std::deque<Copy>& copies);
   Entry oldest_leaf();
   Entry oldest_unlocked_state();
 
@@ -131,6 +176,10 @@ class SglangPrefixMap {
   std::int64_t kv_ = 0;
   std::int64_t clock_ = 0;
   std::int64_t uses_ = 0;
+  std::int64_t host_kv_ = 0;
+  std::int64_t host_states_ = 0;
+  std::int64_t copies_ = 0;
+  std::deque<Copy> backups_, loads_;
 };
 
 }  // namespace lockstep::reference

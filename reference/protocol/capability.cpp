@@ -21,6 +21,7 @@ constexpr CapabilityRow kRows[] = {
     {"content_keys", "takes neither adapters nor images"},
     {"draft_trees", "verifies no trees of drafts"},
     {"partial_finish", "ends no request inside an accepted run"},
+    {"tiers", "has no second memory"},
 };
 static_assert(std::size(kRows) == kCapabilityCount);
 

@@ -20,9 +20,9 @@ enum class Capability : std::uint8_t {
   content_keys,    ///< admit lora=, images=: KV and states depend on more than the tokens
   draft_trees,     ///< extend parents=: verifications of trees
   partial_finish,  ///< finish up_to=: ends inside an accepted run
+  tiers,           ///< land, settle, evict tier=: a second memory, and copies to and from it
 };
-inline constexpr std::size_t kCapabilityCount =
-    static_cast<std::size_t>(Capability::partial_finish) + 1;
+inline constexpr std::size_t kCapabilityCount = static_cast<std::size_t>(Capability::tiers) + 1;
 using Capabilities = EnumSet<Capability>;
 
 std::string_view to_string(Capability capability);
@@ -45,6 +45,7 @@ inline constexpr CapabilityWord kCapabilityWords[] = {
     {"takes",
      "server",
      {Capability::transfers, Capability::draft_trees, Capability::partial_finish}},
+    {"takes", "tiers", {Capability::tiers}},
 };
 /// The capabilities of a list of words such as `external,keys`; nullopt where a word is unknown or
 /// stands twice.

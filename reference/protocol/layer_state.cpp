@@ -130,6 +130,18 @@ void LayerState::forward(const ForwardRow& row) {
   });
 }
 
+void LayerState::land_copy(const TierCopy& copy) {
+  for (const auto& [source, target] : copy.states) copy_state(source, target);
+  if (!keeps_kv()) return;
+  std::vector<std::uint32_t> sources, targets;
+  for (const KvRun& run : copy.kv_sources)
+    sources.insert(sources.end(), run.slots().begin(), run.slots().end());
+  for (const KvRun& run : copy.kv_targets)
+    targets.insert(targets.end(), run.slots().begin(), run.slots().end());
+  require(sources.size() == targets.size(), "a copy has a target for each source");
+  if (!sources.empty()) copy_kv(sources, targets);
+}
+
 void LayerState::step_ring(StateSlot, const RingStep&, const Tokens&, std::uint32_t) {
   require(false, "these layers keep no rings");
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "reference/base/ids.hpp"
 #include "reference/protocol/forward.hpp"
@@ -25,6 +26,16 @@ struct VerifiedRow {
   std::uint32_t parent_of(std::uint32_t draft) const {
     return parents.empty() ? draft - 1 : static_cast<std::uint32_t>(parents[draft - 1]);
   }
+};
+
+/// A copy between tiers of memory, whose slots have different numbers: of KV slots, in order, and
+/// of states.
+struct TierCopy {
+  struct States {
+    StateSlot source, target;
+  };
+  std::vector<KvRun> kv_sources, kv_targets;  ///< of as many slots
+  std::vector<States> states;
 };
 
 class LayerState {
@@ -111,6 +122,12 @@ class LayerState {
   virtual void free_kv(KvSlots slots) = 0;
   /// Slot by slot, in order: a source that an earlier pair has overwritten gives what was written.
   virtual void copy_kv(KvSlots sources, KvSlots targets) = 0;
+
+  /// From now to its landing the copy's targets hold nothing, and neither they nor its sources may
+  /// be freed or written.
+  virtual void queue_copy(const TierCopy& /*copy*/) {}
+  /// The copy reads its sources and writes its targets.
+  virtual void land_copy(const TierCopy& copy);
 
   /// Lengths that the slot's labels stand for; `expected` where the fidelity keeps no labels.
   struct Lengths {

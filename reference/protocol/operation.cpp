@@ -101,9 +101,11 @@ constexpr FieldRow kStep[] = {{"ids", NamesField{&Operation::ids}},
 constexpr FieldRow kCapture[] = {kAs, kId, {"partial", FlagField{&Operation::partial}}};
 constexpr FieldRow kRestore[] = {kFrom, kId};
 constexpr FieldRow kCompact[] = {{"mapping", NumbersField{&Operation::mapping}, true}};
-constexpr FieldRow kEvict[] = {{"kv", NumberField{&Operation::kv}},
-                               {"room", NumberField{&Operation::room}},
-                               {"state", NumberField{&Operation::state}}};
+constexpr FieldRow kEvict[] = {
+    {"kv", NumberField{&Operation::kv}},
+    {"room", NumberField{&Operation::room}},
+    {"state", NumberField{&Operation::state}},
+    {.name = "tier", .kind = NameField{&Operation::tier}, .needs = Capability::tiers}};
 constexpr FieldRow kMatch[] = {{"limit", NumberField{&Operation::limit}}, kSalt, kTokens};
 constexpr FieldRow kAlloc[] = {kAs};
 constexpr FieldRow kAdvance[] = {kSlot, kTokens};
@@ -116,6 +118,7 @@ constexpr FieldRow kUnlock[] = {{"lock", NameField{&Operation::lock}, true}};
 constexpr FieldRow kFree[] = {kSlot};
 constexpr FieldRow kClone[] = {kAs, kId, {"up_to", NumberField{&Operation::up_to}}};
 constexpr FieldRow kTruncate[] = {kId, {"up_to", NumberField{&Operation::up_to}, true}};
+constexpr FieldRow kLand[] = {{"tier", NameField{&Operation::tier}, true}};
 
 struct VerbRow {
   std::string_view name;
@@ -127,19 +130,22 @@ struct VerbRow {
   Capability needs = Capability::request;
 };
 
-constexpr ReplyField kAdmitReply[] = {ReplyField::cached, ReplyField::state, ReplyField::conv,
-                                      ReplyField::junction, ReplyField::kv};
+constexpr ReplyField kAdmitReply[] = {ReplyField::cached,   ReplyField::state, ReplyField::conv,
+                                      ReplyField::junction, ReplyField::kv,    ReplyField::host};
 constexpr ReplyField kExtendReply[] = {ReplyField::n, ReplyField::blocks, ReplyField::output};
 constexpr ReplyField kAcceptReply[] = {ReplyField::n};
 constexpr ReplyField kStoredReply[] = {ReplyField::exist, ReplyField::length};
 constexpr ReplyField kEvictReply[] = {ReplyField::kv, ReplyField::state, ReplyField::kv_free};
 constexpr ReplyField kCheckReply[] = {ReplyField::violations,    ReplyField::kv_free,
                                       ReplyField::states_free,   ReplyField::kv_locked,
-                                      ReplyField::states_locked, ReplyField::contents};
-constexpr ReplyField kMatchReply[] = {ReplyField::kv, ReplyField::state, ReplyField::branch};
+                                      ReplyField::states_locked, ReplyField::contents,
+                                      ReplyField::host_kv_free,  ReplyField::host_states_free};
+constexpr ReplyField kMatchReply[] = {ReplyField::kv, ReplyField::state, ReplyField::branch,
+                                      ReplyField::host};
 constexpr ReplyField kSlotReply[] = {ReplyField::slot, ReplyField::length};
 constexpr ReplyField kCaptureReply[] = {ReplyField::length};
 constexpr ReplyField kInsertReply[] = {ReplyField::exist, ReplyField::freed_kv};
+constexpr ReplyField kCopiesReply[] = {ReplyField::n};
 
 // Indexed by Verb.
 constexpr VerbRow kVerbs[] = {
@@ -169,20 +175,43 @@ constexpr VerbRow kVerbs[] = {
     {"free", kFree, {}, 0, Capability::tree},
     {"clone", kClone, {}, 0, Capability::sequences},
     {"truncate", kTruncate, {}, 0, Capability::sequences},
+    {"land", kLand, kCopiesReply, 0, Capability::tiers},
+    {"settle", {}, kCopiesReply, 0, Capability::tiers},
 };
 static_assert(std::size(kVerbs) == kVerbCount);
 /// Words that begin a line of a trace and are no operations.
 constexpr std::string_view kOtherVerbs[] = {"close",   "config",  "expect",
                                             "request", "retract", "run"};
 
-constexpr std::string_view kReplyFields[] = {
-    "branch",         "cached",   "conv",       "evicted_kv",
-    "evicted_states", "exist",    "finish",     "finished",
-    "freed_kv",       "junction", "kv",         "kv_free",
-    "kv_locked",      "length",   "n",          "output_tokens",
-    "slot",           "state",    "states",     "states_free",
-    "states_locked",  "time",     "violations", "blocks",
-    "output",         "contents"};
+constexpr std::string_view kReplyFields[] = {"branch",
+                                             "cached",
+                                             "conv",
+                                             "evicted_kv",
+                                             "evicted_states",
+                                             "exist",
+                                             "finish",
+                                             "finished",
+                                             "freed_kv",
+                                             "junction",
+                                             "kv",
+                                             "kv_free",
+                                             "kv_locked",
+                                             "length",
+                                             "n",
+                                             "output_tokens",
+                                             "slot",
+                                             "state",
+                                             "states",
+                                             "states_free",
+                                             "states_locked",
+                                             "time",
+                                             "violations",
+                                             "blocks",
+                                             "output",
+                                             "contents",
+                                             "host",
+                                             "host_kv_free",
+                                             "host_states_free"};
 static_assert(std::size(kReplyFields) == kReplyFieldCount);
 
 /// The fields in the order of their names.

@@ -49,8 +49,11 @@ enum class Verb : std::uint8_t {
   // Sequence verbs: engines whose requests are sequences of one memory.
   clone,
   truncate,
+  // Copies between tiers of memory.
+  land,
+  settle,
 };
-inline constexpr std::size_t kVerbCount = static_cast<std::size_t>(Verb::truncate) + 1;
+inline constexpr std::size_t kVerbCount = static_cast<std::size_t>(Verb::settle) + 1;
 
 std::string_view to_string(Verb verb);
 /// The capability that a subject needs for the verb.
@@ -81,6 +84,7 @@ struct Operation {
   Name salt;                          ///< admit, match, insert: the namespace
   Name lora;                          ///< admit: the adapter that computes KV and states
   Name slot, as, from, to, lock;      ///< names that tree verbs and slot caches give; clone: `as`
+  Name tier;                          ///< land, evict: `device` or `host`
   Tokens tokens;                      ///< see the verb
   Tokens drafts;                      ///< extend: draft tokens to verify
   std::int64_t n = kAbsent;           ///< extend: tokens to compute; accept: tokens kept
@@ -132,8 +136,12 @@ enum class ReplyField : std::uint8_t {
   blocks,
   output,
   contents,
+  host,
+  host_kv_free,
+  host_states_free,
 };
-inline constexpr std::size_t kReplyFieldCount = static_cast<std::size_t>(ReplyField::contents) + 1;
+inline constexpr std::size_t kReplyFieldCount =
+    static_cast<std::size_t>(ReplyField::host_states_free) + 1;
 
 std::string_view to_string(ReplyField field);
 std::optional<ReplyField> reply_field_from(std::string_view name);

@@ -166,6 +166,7 @@ void RadixAuditor::after(const Operation& operation, const Reply& reply, Finding
   findings_ = &findings;
   ++operation_;
   collect_touched();
+  if (policy_.host() != nullptr) release_settled();
   given_up_ = given_up_state(operation);
   // Everything that moved leaves its old owner before anything gets a new one: a slot may pass
   // between two of them.
@@ -177,9 +178,11 @@ void RadixAuditor::after(const Operation& operation, const Reply& reply, Finding
   reparent();
   if (operation.id.exists()) check_request(operation);
   follow_held();
+  if (policy_.host() != nullptr) follow_copies();
   if (has_states_) note_use(operation, reply);
   for (const Touched& touched : touched_) check_node(touched.node);
   check_totals();
+  if (policy_.host() != nullptr) check_host();
 }
 
 void RadixAuditor::collect_touched() {
@@ -245,17 +248,23 @@ void RadixAuditor::bury(Touched& touched) {
       report(FindingKind::evicted_while_locked,
              fmt::format("the state of {} was evicted although it is locked", name_of(node)),
              "the state stays", "it is gone");
-    if (touched.children_before == 0 && now.child_count == 0 && old.full_locks == 0)
+    if (touched.children_before == 0 && now.child_count == 0 && old.full_locks == 0 &&
+        !now.kv.empty())
       report(FindingKind::tombstone_rule,
              fmt::format("{} lost its state and kept its KV although it is an unlocked leaf: "
                          "nothing can use that KV",
                          name_of(node)),
              "the leaf goes whole", "a tombstone");
   }
+  if (!gone && old.full_locks != 0 && !old.kv.empty() && now.kv.empty())
+    report(FindingKind::evicted_while_locked,
+           fmt::format("the KV of {} left the device although it is locked", name_of(node)),
+           "it stays", "it is gone");
   if (gone || old.state != now.state) disown_state(old.state, kOfNode | node.value);
   if (gone || touched.kv) {
     // A split leaves the lower part of the edge where it is: only the upper part changes hands.
-    touched.kept_kv = !gone && now.edge_size() < old.edge_size && keeps_tail(old.kv, now.kv);
+    touched.kept_kv =
+        !gone && !now.kv.empty() && now.edge_size() < old.edge_size && keeps_tail(old.kv, now.kv);
     if (touched.kept_kv) {
       scratch_.clear();
       cut(old.kv, 0, old.edge_size - now.edge_size(), scratch_);
@@ -285,6 +294,8 @@ void RadixAuditor::take_over(const Touched& touched) {
   }
   if (!born && now.edge_size() < mine.edge_size) cut_.push_back(node);
   mine.edge_size = now.edge_size();
+  if (const HostTier* const host = policy_.host(); host != nullptr)
+    mine.has_host_state = host->nodes[node.value].state.exists();
   if (born || touched.kv) {
     mine.kv = now.kv;
     if (!touched.kept_kv) {
@@ -459,6 +470,7 @@ std::uint32_t RadixAuditor::written_by(const Operation& operation, const Request
 void RadixAuditor::check_live_state(const Operation& operation, const RadixRequest& now,
                                     std::uint32_t written) {
   if (labels_ == nullptr || !has_states_ || !labels_->state_exists(now.live)) return;
+  if (now.source.exists() || labels_->state_awaited(now.live)) return;  // a load brings it
   for (const StatePart part : kStateParts) {
     const Label due = label_of(now.known, part == StatePart::conv ? now.computed : written);
     const Label& label = labels_->label(now.live, part);
@@ -544,7 +556,7 @@ void RadixAuditor::follow_held() {
 
 void RadixAuditor::account(const NodeRecord& node, int by) {
   (node.full_locks != 0 ? sizes_.protected_kv : sizes_.evictable_kv) +=
-      by * std::int64_t{node.edge_size};
+      by * std::int64_t{node.device_size()};
   if (node.state.exists())
     (node.state_locks != 0 ? sizes_.protected_states : sizes_.evictable_states) += by;
 }
@@ -599,12 +611,13 @@ void RadixAuditor::check_path_cap(NodeIndex tail) {
 
 void RadixAuditor::check_kv_labels(NodeIndex node) {
   const RadixNode& now = actual(node);
+  if (policy_.host() != nullptr && now.kv.empty()) return;
   std::uint32_t depth = now.start;
   for (const KvRun& run : now.kv) {
     depth += run.size;
     if (depth > now.depth()) break;
     const std::uint32_t last = run.slots().back();
-    if (labels_ == nullptr || !labels_->kv_exists(last)) continue;
+    if (labels_ == nullptr || !labels_->kv_exists(last) || labels_->kv_awaited(last)) continue;
     if (labels_->kv_fingerprint(last) != now.path.fingerprint(depth))
       report(
           FindingKind::wrong_state_prefix,
@@ -622,7 +635,8 @@ void RadixAuditor::check_kv_labels(NodeIndex node) {
 void RadixAuditor::check_state_label(NodeIndex node) {
   const RadixNode& now = actual(node);
   // A slot that is free was reported as such by own_state().
-  if (labels_ == nullptr || !labels_->state_exists(now.state) || !labels_->state_in_use(now.state))
+  if (labels_ == nullptr || !labels_->state_exists(now.state) ||
+      !labels_->state_in_use(now.state) || labels_->state_awaited(now.state))
     return;
   const Label due = label_of(now.path, now.depth());
   for (const StatePart part : kStateParts) {

@@ -37,8 +37,10 @@ class RadixAuditor final : public Auditor {
     std::uint32_t full_locks = 0;
     std::uint32_t state_locks = 0;
     StateSlot state;
+    bool has_host_state = false;
     std::uint64_t last_use = 0;
-    KvRuns kv;
+    KvRuns kv;  // none where the node is on the host alone
+    std::uint32_t device_size() const { return kv.empty() ? 0 : edge_size; }
     bool exists() const { return serial != 0; }
   };
   struct RequestRecord {
@@ -89,6 +91,8 @@ class RadixAuditor final : public Auditor {
   NodeIndex given_up_state(const Operation& operation) const;
   void follow_request(const Operation& operation);
   void follow_held();
+  void release_settled();
+  void follow_copies();
   bool locks_state(NodeIndex end) const;
   void count_locks(NodeIndex node, bool with_state, int by);
   void account(const NodeRecord& node, int by);
@@ -126,6 +130,11 @@ class RadixAuditor final : public Auditor {
   void find_unconserved(const char* what, const ZeroedArray<Owner>& owners, std::uint32_t first,
                         std::int64_t owned, std::int64_t free, IsFree is_free);
 
+  void check_host();
+  void check_host_node(NodeIndex node, std::vector<char>& kv_seen, std::vector<char>& states_seen);
+  void check_host_labels(NodeIndex node);
+  void check_host_locks();
+
   void recount_nodes();
   void recount_locks();
   void recount_list();
@@ -143,6 +152,11 @@ class RadixAuditor final : public Auditor {
   std::vector<RequestRecord> requests_;
   std::vector<HeldSlot> held_slots_;
   std::vector<HeldLock> held_locks_;
+  struct Copy {
+    std::uint64_t id;
+    NodeIndex node;
+  };
+  std::vector<Copy> copies_;  // that are not settled: each holds a lock
   ZeroedArray<Owner> kv_owner_;
   ZeroedArray<Owner> state_owner_;
   std::int64_t owned_kv_ = 0;

@@ -99,7 +99,7 @@ void RadixAuditor::recount_nodes() {
   for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
     const RadixNode& now = tree.node({i});
     if (!now.alive) continue;
-    ++children[now.parent.value];
+    if (!now.kv.empty()) ++children[now.parent.value];  // on the device
     const RadixNode& parent = tree.node(now.parent);
     if (!parent.alive || parent.depth() != now.start || now.start >= now.depth() ||
         now.path.prefix(now.start) != parent.path ||
@@ -110,7 +110,8 @@ void RadixAuditor::recount_nodes() {
     if (tree.find(now.path, now.salt) != NodeIndex{i})
       report(FindingKind::missed_reuse, fmt::format("{} is not found from the root", name_of({i})),
              "found", "lost");
-    (now.full_lock != 0 ? sizes.protected_kv : sizes.evictable_kv) += now.edge_size();
+    if (tree.is_on_device({i}))
+      (now.full_lock != 0 ? sizes.protected_kv : sizes.evictable_kv) += now.edge_size();
     if (now.state.exists())
       (now.state_lock != 0 ? sizes.protected_states : sizes.evictable_states) += 1;
     check_kv_labels({i});
@@ -119,7 +120,8 @@ void RadixAuditor::recount_nodes() {
   }
   for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
     const RadixNode& now = tree.node({i});
-    const bool is_leaf = children[i] == 0 && now.full_lock == 0 && now.state_lock == 0;
+    const bool is_leaf =
+        children[i] == 0 && now.full_lock == 0 && now.state_lock == 0 && tree.is_on_device({i});
     if (now.alive && is_leaf && !now.listed)
       report(FindingKind::leak, fmt::format("{} is a leaf that eviction cannot find", name_of({i})),
              "in the list of leaves", "not in it");
@@ -149,7 +151,8 @@ void RadixAuditor::recount_kv_labels(const RadixNode& now, NodeIndex index) {
   for (const KvRun& run : now.kv)
     for (const std::uint32_t slot : run.slots()) {
       if (at == fingerprints_.size()) return;
-      if (labels_->kv_exists(slot) && labels_->kv_fingerprint(slot) != fingerprints_[at])
+      if (labels_->kv_exists(slot) && !labels_->kv_awaited(slot) &&
+          labels_->kv_fingerprint(slot) != fingerprints_[at])
         return report(FindingKind::wrong_state_prefix,
                       fmt::format("KV slot {} of {} is not that of token {}", slot, name_of(index),
                                   now.start + at),
@@ -172,6 +175,7 @@ void RadixAuditor::recount_locks() {
   for (const RadixRequest& request : policy_.requests())
     if (request.id.exists()) hold(request.locked, request.state_locked);
   for (const HeldLock& held : policy_.held_locks()) hold(held.node, true);
+  for (const Copy& copy : copies_) hold(copy.node, true);
   for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
     const RadixNode& now = tree.node({i});
     if (now.alive && (now.full_lock != full[i] || now.state_lock != state[i]))

@@ -54,6 +54,7 @@ void RadixTree::add_child(NodeIndex child) {
   if ((child_total_ + 1) * 2 > children_.size()) grow_children();
   RadixNode& added = nodes_[child.value];
   const std::uint64_t hash = child_hash(added.parent, added.salt, added.path, added.start);
+  if (host_ != nullptr) ++host_->nodes[added.parent.value].children;
   added.hash = static_cast<std::uint32_t>(hash);
   const std::size_t mask = children_.size() - 1;
   std::size_t i = hash & mask;
@@ -75,6 +76,7 @@ void RadixTree::remove_child(NodeIndex child) {
   }
   children_[hole] = {};
   --child_total_;
+  if (host_ != nullptr) --host_->nodes[node(child).parent.value].children;
 }
 
 void RadixTree::grow_children() {
@@ -102,6 +104,7 @@ NodeIndex RadixTree::new_node() {
   if (dead_.empty()) {
     index = {static_cast<std::uint32_t>(nodes_.size())};
     nodes_.emplace_back();
+    if (host_ != nullptr) host_->nodes.emplace_back();
   } else {
     index = dead_.back();
     dead_.pop_back();
@@ -125,12 +128,15 @@ NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
   upper.start = child.start;
   upper.parent = child.parent;
   upper.salt = child.salt;
-  upper.child_count = 1;
+  upper.child_count = is_on_device(child_index) ? 1 : 0;
   upper.full_lock = rules_.split_copies_lock ? child.full_lock : 0;
-  KvRuns lower;
-  append_slice(upper.kv, child.kv, 0, length);
-  append_slice(lower, child.kv, length, child.edge_size());
-  child.kv.swap(lower);
+  if (host_ != nullptr) split_host_copy(upper_index, child_index, length);
+  if (!child.kv.empty()) {
+    KvRuns lower;
+    append_slice(upper.kv, child.kv, 0, length);
+    append_slice(lower, child.kv, length, child.edge_size());
+    child.kv.swap(lower);
+  }
   child.start += length;
   child.parent = upper_index;
   if (rules_.split_renews_child) child.last_access = tick();
@@ -181,6 +187,7 @@ bool RadixTree::attach(NodeIndex index, StateSlot state) {
   if (end.state_lock != 0) LOCKSTEP_MARK("insert.refills_locked_tombstone");
   end.state = state;
   lru_push_newest(index);
+  if (host_ != nullptr) host_->nodes[index.value].state_use = 0;
   (end.state_lock != 0 ? sizes_.protected_states : sizes_.evictable_states) += 1;
   cap_states(index);
   return false;
@@ -199,7 +206,9 @@ void RadixTree::cap_states(NodeIndex tail) {
   Evicted unreported;
   for (; excess > 0 && path_.back() != tail; path_.pop_back()) {
     const RadixNode& state = node(path_.back());
-    if (state.state_lock != 0 || state.child_count != 1) continue;
+    const std::uint32_t children =
+        host_ == nullptr ? state.child_count : host_->nodes[path_.back().value].children;
+    if (state.state_lock != 0 || children != 1 || is_leaf(state)) continue;
     if (rules_.caps_paths) evict_state(path_.back(), unreported);
     --excess;
   }
@@ -223,6 +232,9 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
     if (!rules_.has_states || node(child).state.exists() || rules_.reuses_kv_without_state) {
       found.end = child;
       found.prefix = found.full;
+    } else if (host_ != nullptr && host_->nodes[child.value].state.exists()) {
+      found.on_host = child;
+      found.host_prefix = found.full;
     }
     if (partial && node(lower).state.exists() && offers_child(lower)) {
       found.end = lower;
@@ -232,10 +244,14 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
     if (partial && rules_.match_ends_inside_edges) break;
     at = lower;
   }
-  if (found.end != kRoot) refresh_path(found.end);
+  if (found.host_prefix <= found.prefix) found.on_host = NodeIndex::none();
+  if (found.on_host.exists())
+    refresh_path(found.on_host);
+  else if (found.end != kRoot)
+    refresh_path(found.end);
   const std::uint32_t branch = found.full / options_.branch_grid * options_.branch_grid;
-  if (rules_.branches_at_prefix ? found.full > found.prefix : branch > found.prefix)
-    found.branch = branch;
+  const std::uint32_t prefix = found.on_host.exists() ? found.host_prefix : found.prefix;
+  if (rules_.branches_at_prefix ? found.full > prefix : branch > prefix) found.branch = branch;
   return found;
 }
 
@@ -259,8 +275,10 @@ void RadixTree::refresh_path(NodeIndex end) {
     for (; !path_.empty(); path_.pop_back()) renew_state(path_.back());
   }
   if (rules_.match_renews_end) renew_state(end);
-  unlist(end);
-  list_if_leaf(end);
+  NodeIndex leaf = end;  // the one node of the path that can be a leaf of the device
+  while (!is_on_device(leaf)) leaf = node(leaf).parent;
+  unlist(leaf);
+  list_if_leaf(leaf);
   touch(end, false);
 }
 
@@ -274,7 +292,7 @@ void RadixTree::renew_state(NodeIndex index) {
 
 RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Name salt,
                                       const KvRuns& row, std::uint32_t row_begin, StateSlot state,
-                                      std::uint32_t owned, NodeIndex from) {
+                                      std::uint32_t owned, NodeIndex from, std::uint32_t inserted) {
   require(size != 0 && size % options_.page == 0, "a key is whole pages, and at least one");
   Inserted done{.end = kRoot};
   std::uint32_t depth = node(from).depth();
@@ -282,6 +300,8 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
   for (; !path_.empty(); path_.pop_back()) {
     nodes_[path_.back().value].last_access = tick();
     if (rules_.insert_renews_path) renew_state(path_.back());
+    if (host_ != nullptr && node(path_.back()).depth() > inserted && !is_backed_up(path_.back()))
+      back_up(path_.back());
   }
 
   KvRuns surplus;
@@ -299,11 +319,17 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     if (common < node(child).edge_size()) child = split(child, common);
     const std::uint32_t first = std::max(owned, depth);
     depth += common;
-    if (first < depth) {
+    if (!is_on_device(child)) {
+      LOCKSTEP_MARK("insert.brings_to_device");
+      KvRuns computed;
+      append_slice(computed, row, first - row_begin, depth - row_begin);
+      put_on_device(child, std::move(computed));
+    } else if (first < depth) {
       append_slice(surplus, row, first - row_begin, depth - row_begin);
       done.duplicates += depth - first;
     }
     at = child;
+    if (host_ != nullptr && depth > inserted && !is_backed_up(at)) back_up(at);
   }
   if (!surplus.empty()) {
     LOCKSTEP_MARK("insert.duplicates");
@@ -316,10 +342,14 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     append_slice(nodes_[at.value].kv, row, leaf_start - row_begin, size - row_begin);
     done.exist = rules_.has_states && attach(at, state);
     list_if_leaf(at);
+    if (host_ != nullptr && size > inserted) back_up(at);
   } else {
     unlist(at);
     list_if_leaf(at);
     done.exist = !rules_.has_states || attach(at, state);
+    // The state alone of a node that is backed up.
+    if (host_ != nullptr && is_backed_up(at) && host_->nodes[at.value].backup == 0)
+      queue_backup(at);
   }
   done.end = at;
   return done;
@@ -341,6 +371,7 @@ std::uint32_t RadixTree::stored(const Tokens& tokens, Name salt) const {
   for (NodeIndex at = kRoot; at.exists();) {
     std::uint32_t common = 0;
     at = find_child(at, salt, tokens, depth, tokens.size() - depth, common);
+    if (at.exists() && !is_on_device(at)) break;
     depth += common;
     if (at.exists() && common < node(at).edge_size()) break;
   }
@@ -361,8 +392,8 @@ void RadixTree::lock_kv(NodeIndex index) {
   RadixNode& locked = nodes_[index.value];
   if (locked.full_lock++ == 0) {
     unlist(index);
-    sizes_.evictable_kv -= locked.edge_size();
-    sizes_.protected_kv += locked.edge_size();
+    sizes_.evictable_kv -= device_size(index);
+    sizes_.protected_kv += device_size(index);
   }
   touch(index, false);
 }
@@ -371,8 +402,9 @@ void RadixTree::unlock_kv(NodeIndex index) {
   RadixNode& unlocked = nodes_[index.value];
   require(unlocked.full_lock != 0, "a node is unlocked as often as it was locked");
   if (--unlocked.full_lock == 0) {
-    sizes_.evictable_kv += unlocked.edge_size();
-    sizes_.protected_kv -= unlocked.edge_size();
+    sizes_.evictable_kv += device_size(index);
+    sizes_.protected_kv -= device_size(index);
+    if (host_ != nullptr) list_if_leaf(index);
   }
   touch(index, false);
 }
@@ -433,7 +465,8 @@ void RadixTree::move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to
 
 bool RadixTree::is_leaf(const RadixNode& candidate) const {
   return candidate.alive && candidate.parent.exists() && candidate.child_count == 0 &&
-         candidate.full_lock == 0 && candidate.state_lock == 0;
+         candidate.full_lock == 0 && candidate.state_lock == 0 &&
+         (host_ == nullptr || !candidate.kv.empty());
 }
 
 void RadixTree::lru_remove(NodeIndex index) {
@@ -482,6 +515,7 @@ void RadixTree::unlist(NodeIndex index) {
 /// KV and state go, and the parent may have become a leaf; it stays even where it is a childless
 /// tombstone (older rules: it goes too, and so on upwards).
 void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
+  if (host_ != nullptr && is_backed_up(index)) return demote(index, evicted);
   RadixNode& leaf = nodes_[index.value];
   evicted.kv += leaf.edge_size();
   auto& leaf_kv = leaf.full_lock != 0 ? sizes_.protected_kv : sizes_.evictable_kv;
@@ -522,6 +556,7 @@ void RadixTree::evict_state(NodeIndex index, Evicted& evicted) {
   (victim.state_lock != 0 ? sizes_.protected_states : sizes_.evictable_states) -= 1;
   lru_remove(index);
   victim.state = StateSlot::none();
+  if (host_ != nullptr) list_host_state(index);
   touch(index, false);
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cache_sim/policies/pools.hpp"
+#include "cache_sim/policies/sglang/host_tier.hpp"
 #include "cache_sim/policies/sglang/sglang_rules.hpp"
 #include "reference/base/ids.hpp"
 #include "reference/protocol/tokens.hpp"
@@ -25,17 +26,17 @@ struct alignas(64) RadixNode {
   Tokens path;              ///< from the root to this node's end; the edge is path[start, size)
   std::uint32_t start = 0;  ///< the parent's depth
   NodeIndex parent;         ///< none for the root and for dead nodes
-  std::uint32_t child_count = 0;
-  std::uint32_t full_lock = 0;   ///< locks in this subtree
-  std::uint32_t state_lock = 0;  ///< locks at this node
-  StateSlot state;               ///< none: a tombstone
+  std::uint32_t child_count = 0;  ///< on the device
+  std::uint32_t full_lock = 0;    ///< locks in this subtree
+  std::uint32_t state_lock = 0;   ///< locks at this node
+  StateSlot state;                ///< none: a tombstone
   std::uint64_t last_access = 0;
   std::uint64_t serial = 0;  ///< tells nodes apart that had the same index
   std::uint32_t hash = 0;    ///< its home in the table of children
   NodeIndex lru_newer, lru_older;
   NodeIndex leaf_newer, leaf_older;
   Name salt;  ///< the namespace
-  KvRuns kv;  ///< one KV slot per token of the edge
+  KvRuns kv;  ///< one KV slot per token of the edge; empty: the node is on the host alone
   bool alive = false;
   bool listed = false;  ///< in the list of leaves
 
@@ -63,6 +64,8 @@ class RadixTree {
     NodeIndex reached;         ///< the node that ends there; the root where there is none
     std::uint32_t branch = 0;  ///< the position of a state that would have served this key; 0: none
                                ///< (sglang.md, 1.2, 4)
+    NodeIndex on_host;         ///< the deepest valid node, where its state is on the host alone
+    std::uint32_t host_prefix = 0;  ///< its depth
   };
   struct Inserted {
     bool exist = true;  ///< the end was there, with a state where the policy has them
@@ -85,6 +88,9 @@ class RadixTree {
   /// The rules must outlive the tree.
   RadixTree(const Options& options, const SglangRules& rules, KvPool& kv, StatePool& states);
 
+  /// From now on, nodes are backed up to this host tier, which must outlive the tree.
+  void use_host(HostTier& host);
+
   static constexpr NodeIndex kRoot{0};
 
   /// Section 1.2, without copy-on-write: splits where the key leaves an edge, refreshes access
@@ -94,9 +100,11 @@ class RadixTree {
   /// Section 1.4. The caller's KV: `row` holds a slot for each token from `row_begin` on; tokens
   /// below `owned` belong to the tree already. `from` is a node that is known to lie on the key's
   /// path (or the root): no token above it is compared again. Of the key, the first `size` tokens
-  /// are inserted, whole pages and at least one.
+  /// are inserted, whole pages and at least one; the caller has inserted the first `inserted` of
+  /// them before, and what ends there is not backed up for it again.
   Inserted insert(const Tokens& key, std::uint32_t size, Name salt, const KvRuns& row,
-                  std::uint32_t row_begin, StateSlot state, std::uint32_t owned, NodeIndex from);
+                  std::uint32_t row_begin, StateSlot state, std::uint32_t owned, NodeIndex from,
+                  std::uint32_t inserted = 0);
 
   /// Section 1.5. `with_state` is the receipt: an unlock takes back what its lock took.
   void lock(NodeIndex node, bool with_state = true);
@@ -116,9 +124,20 @@ class RadixTree {
   /// Evicts until that many more than now are free, or nothing is left to evict.
   Evicted evict_for_alloc(std::int64_t kv_shortfall, std::int64_t state_shortfall);
 
+  // Section 1.13, with a host tier.
+  enum class Load : std::uint8_t { queued, refused, no_request_slot };
+  /// Queues the load of a match's on_host. A refusal changes nothing but what eviction freed.
+  Load load(NodeIndex best, StateSlot& request_slot);
+  /// Leaves of the host, the oldest first, until so many tokens are free; then states.
+  Evicted evict_host(std::int64_t kv_tokens, std::int64_t states);
+  std::int64_t settle();
+  bool is_on_device(NodeIndex index) const { return index == kRoot || !node(index).kv.empty(); }
+  bool is_backed_up(NodeIndex index) const { return !host_->nodes[index.value].kv.empty(); }
+  bool is_host_leaf(NodeIndex index) const;
+
   /// The node whose path is exactly `tokens`; none where there is none. No effect.
   NodeIndex find(const Tokens& tokens, Name salt) const;
-  /// The number of tokens whose KV is in the tree, in whole pages. No effect.
+  /// The number of tokens whose KV is in the tree on the device, in whole pages. No effect.
   std::uint32_t stored(const Tokens& tokens, Name salt) const;
   /// The KV slots of path[first, node depth) in order, appended.
   void append_path_kv(NodeIndex node, std::uint32_t first, KvRuns& out) const;
@@ -170,6 +189,19 @@ class RadixTree {
   void unlist(NodeIndex node);
   void drop_leaf(NodeIndex node, Evicted& evicted);
   void evict_state(NodeIndex node, Evicted& evicted);
+  void back_up(NodeIndex node);
+  bool queue_backup(NodeIndex node);
+  void queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_slot, std::uint32_t begin);
+  void demote(NodeIndex node, Evicted& evicted);
+  void list_host_state(NodeIndex node);
+  void drop_host_leaf(NodeIndex node, Evicted& evicted);
+  void put_on_device(NodeIndex node, KvRuns kv);
+  std::uint32_t lock_host(NodeIndex node);
+  void unlock_host(NodeIndex node, std::uint32_t begin);
+  void split_host_copy(NodeIndex upper, NodeIndex child, std::uint32_t length);
+  std::uint32_t device_size(NodeIndex index) const {
+    return is_on_device(index) ? node(index).edge_size() : 0;
+  }
   template <class Done>
   void evict_leaves(Evicted& evicted, Done done);
   template <class Done>
@@ -181,6 +213,7 @@ class RadixTree {
 
   const Options options_;
   const SglangRules& rules_;
+  HostTier* host_ = nullptr;  // null: there is none
   KvPool& kv_;
   StatePool& states_;
   std::vector<RadixNode> nodes_;

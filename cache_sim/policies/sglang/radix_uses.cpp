@@ -88,13 +88,15 @@ void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
       // transfer are no part of the match.
       if (reply.refused == Refusal::no_row || reply.refused == Refusal::too_long) return;
       return use_by_match(operation.tokens,
-                          refused || operation.external > 0
+                          refused || operation.external > 0 || policy_.host() != nullptr
                               ? longest_state(operation.tokens, operation.tokens.size() - 1, salt)
                               : static_cast<std::uint32_t>(reply.get(ReplyField::cached)),
                           salt);
     case Verb::match:
-      return use_by_match(operation.tokens,
-                          static_cast<std::uint32_t>(reply.get(ReplyField::state)), salt);
+      return use_by_match(
+          operation.tokens,
+          static_cast<std::uint32_t>(reply.get(ReplyField::state) + reply.get(ReplyField::host)),
+          salt);
     case Verb::insert: {
       const std::uint32_t page = policy_.tree().options().page;
       const std::uint32_t size = operation.tokens.size() - operation.tokens.size() % page;
@@ -123,8 +125,9 @@ std::uint32_t RadixAuditor::longest_state(const Tokens& tokens, std::uint32_t li
                                           Name salt) const {
   std::uint32_t longest = 0;
   for (const NodeRecord& node : nodes_)
-    if (node.exists() && node.state.exists() && node.salt == salt && node.label.size <= limit &&
-        node.label.size > longest && tokens.digest(node.label.size) == node.label.digest)
+    if (node.exists() && (node.state.exists() || node.has_host_state) && node.salt == salt &&
+        node.label.size <= limit && node.label.size > longest &&
+        tokens.digest(node.label.size) == node.label.digest)
       longest = node.label.size;
   return longest;
 }

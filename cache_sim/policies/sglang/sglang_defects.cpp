@@ -361,6 +361,36 @@ const BrokenRule<Rules> kBroken[] = {
      "strip_thinking frees KV from the prompt's end on although the tree owns more of it (SGLang "
      "0.5.23, #24380)",
      &Rules::stripping_frees_tree_kv, true},
+    // The host tier.
+    {"sglang-no-buffer:refused-load-forgets-state",
+     "a request whose load is refused goes on from what the device has, and the state there is not "
+     "copied (SGLang 0.5.23)",
+     &Rules::refused_load_copies, false},
+    {"sglang-no-buffer:refused-load-keeps-slot",
+     "a request whose load is refused keeps the slot that the load was to fill (SGLang #30986)",
+     &Rules::refused_load_frees_slot, false},
+    {"sglang-no-buffer:load-keeps-cursor",
+     "a loaded state's slot keeps the replay cursor that its last owner left (SGLang 0.5.23)",
+     &Rules::loaded_clears_cursor, false},
+    {"sglang-no-buffer:copies-what-is-loading",
+     "a state that a load still brings to the tree is copied to another request at once (SGLang "
+     "#36743)",
+     &Rules::copies_wait_for_loads, false},
+    {"sglang-no-buffer:runs-before-load",
+     "a forward does not wait for the load of its prefix (SGLang #22811)",
+     &Rules::forwards_wait_for_loads, false},
+    {"sglang-no-buffer:backup-takes-no-lock",
+     "what is being backed up can be evicted before the copy has landed", &Rules::backup_locks,
+     false},
+    {"sglang-no-buffer:split-forgets-backup",
+     "after a split the shorter half does not wait for the backup in flight",
+     &Rules::split_copies_backup, false},
+    {"sglang-no-buffer:demotion-drops-host-state",
+     "a state that leaves the device with its KV leaves the host too (SGLang #33713)",
+     &Rules::demotion_keeps_host_state, false},
+    {"sglang-no-buffer:host-evicts-resident-states",
+     "a shortage of host states evicts those that a load may be reading",
+     &Rules::host_evicts_listed_alone, false},
 };
 
 }  // namespace

@@ -10,7 +10,9 @@ SglangOptions SglangOptions::of(const Config& config) {
           .strip_thinking = config.number("strip_thinking") != 0,
           .skip_decode_lock = config.number("skip_decode_lock") != 0,
           .path_cap = config.number("path_cap"),
-          .ring = config.number("replay_ring")};
+          .ring = config.number("replay_ring"),
+          .host_kv = config.number("host_kv"),
+          .host_states = config.number("host_states")};
 }
 
 namespace {

@@ -15,6 +15,8 @@ struct SglangOptions {
   bool skip_decode_lock;  ///< no state lock while decoding
   std::int64_t path_cap;  ///< states per path; -1: no cap
   std::int64_t ring;      ///< decode steps for each write of a state; 0: no ring
+  std::int64_t host_kv;   ///< KV tokens of the host tier; 0: there is no such tier
+  std::int64_t host_states;
 
   static SglangOptions of(const Config& config);
 };

@@ -15,13 +15,20 @@ namespace lockstep::cache_sim {
 namespace {
 
 constexpr std::uint32_t kNowhere = std::numeric_limits<std::uint32_t>::max();
-constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
 
 RadixTree::Options tree_options(const Config& config) {
   return {.page = static_cast<std::uint32_t>(config.page),
           .branch_grid = static_cast<std::uint32_t>(
               std::lcm(std::max(config.model_chunk, config.page), config.page)),
           .path_cap = SglangOptions::of(config).path_cap};
+}
+
+std::unique_ptr<HostTier> host_tier(const Config& config, bool has_states, LayerState& layers) {
+  const SglangOptions options = SglangOptions::of(config);
+  if (!has_states || options.host_kv == 0) return nullptr;
+  return std::make_unique<HostTier>(
+      static_cast<std::uint32_t>(config.kv_tokens + config.page), options.host_kv,
+      static_cast<std::uint32_t>(config.state_slots + 1), options.host_states, layers);
 }
 
 }  // namespace
@@ -36,7 +43,9 @@ SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangRules& var
       page_(static_cast<std::uint32_t>(config_.page)),
       kv_(config_.kv_tokens, page_, layers_),
       states_(has_states_ ? config_.state_slots : 0, layers_),
+      host_(host_tier(config_, has_states_, layers_)),
       tree_(tree_options(config_), rules_, kv_, states_) {
+  if (host_) tree_.use_host(*host_);
   for (std::int64_t row = config_.rows(); row >= 1; --row)
     free_rows_.push_back(
         {static_cast<std::uint32_t>(row)});  // row 1 is taken first; row 0 is the padding row
@@ -59,11 +68,10 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
     case Verb::abort:
     case Verb::preempt: return release(operation);
     case Verb::step: return step(operation);
-    case Verb::evict:
-      if (operation.room != Operation::kAbsent) return make_room(operation);
-      return evict(std::max<std::int64_t>(operation.kv, 0),
-                   std::max<std::int64_t>(operation.state, 0));
-    case Verb::flush: return evict(kEverything, kEverything);
+    case Verb::evict: return evict(operation);
+    case Verb::flush: return flush();
+    case Verb::land: return land(operation);
+    case Verb::settle: return settle();
     case Verb::check: return check();
     case Verb::match: return match(operation);
     case Verb::insert: return insert(operation);
@@ -155,7 +163,7 @@ bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& 
   else if (!rules_.match_copies_conv)
     layers_.copy_state(matched, request.live, StatePart::recurrent);
   else
-    layers_.copy_state(matched, request.live);
+    copy_matched_state(request, matched);
   return true;
 }
 
@@ -217,13 +225,15 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   std::uint32_t limit = rules_.matches_last_token ? size : size - 1;
   if (rules_.matches_first_chunk_alone)
     limit = static_cast<std::uint32_t>(std::min<std::int64_t>(limit, config_.chunked_prefill));
-  const RadixTree::Match match = tree_.match(operation.tokens, limit, operation.salt);
+  RadixTree::Match match = tree_.match(operation.tokens, limit, operation.salt);
+  const std::uint32_t on_device = match.prefix;
   const bool hit = match.end != RadixTree::kRoot;
-  if (hit && has_states_ && !copy_on_write(request, match))
+  if (hit && has_states_ && !match.on_host.exists() && !copy_on_write(request, match))
     return Reply::refusal(Refusal::no_state_slot);
-  const NodeIndex locked = hit && rules_.admission_locks ? match.end : NodeIndex::none();
+  NodeIndex locked = hit && rules_.admission_locks ? match.end : NodeIndex::none();
   tree_.lock(locked);
   const auto refuse = [&](Refusal refusal) {
+    if (host_ && host_->is_awaited(request.live)) host_->land_loads(host_->loads.back().id);
     tree_.unlock(locked);
     if (request.live.exists() && rules_.refusal_frees_copy) states_.release(request.live);
     for (const StateSlot slot : request.tracking.slots)
@@ -235,6 +245,10 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     LOCKSTEP_MARK("admit.no_room_for_prompt");
     return refuse(Refusal::no_kv);
   }
+  if (match.on_host.exists()) {
+    if (const Refusal refusal = load(request, match, locked); refusal != Refusal::none)
+      return refuse(refusal);
+  }
   RadixTree::Evicted evicted;
   if (has_states_ && !take_slots(request, evicted)) return refuse(Refusal::no_state_slot);
   // The last token is always computed here, because the next token is sampled after it.
@@ -243,10 +257,40 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   const std::int64_t received = external > match.prefix ? page_ceiling(external) - match.prefix : 0;
   RadixTree::Evicted for_received;
   if (!make_room_for_kv(received, for_received)) return refuse(Refusal::no_kv);
+  begin_at(request, match);
+
+  // Whichever way the slot got its state, nothing is pending beside it.
+  if (received > 0               ? rules_.load_clears_cursor
+      : match.prefix > on_device ? rules_.loaded_clears_cursor
+      : match.prefix > 0         ? rules_.copy_clears_cursor
+                                 : rules_.allocation_clears_cursor)
+    clear_cursor(request.live);
+  if (received > 0) {
+    await_loads(request);
+    receive(request, external);
+  }
+  Reply reply;
+  reply.set(ReplyField::cached, request.computed);
+  if (host_) reply.set(ReplyField::host, match.prefix - on_device);
+  if (has_states_) {
+    const LayerState::Lengths lengths = lengths_of(request);
+    reply.set(ReplyField::state, lengths.recurrent).set(ReplyField::conv, lengths.conv);
+  }
+  reply.set(ReplyField::evicted_kv, evicted.kv + for_received.kv)
+      .set(ReplyField::evicted_states, evicted.states + for_received.states);
+  if (operation.room != Operation::kAbsent) reply.set(ReplyField::kv, left);
+  enter(std::move(request));
+  return reply;
+}
+
+/// The request has a row, and the tree's KV up to where its match ends.
+void SglangPolicy::begin_at(RadixRequest& request, const RadixTree::Match& match) {
+  const bool hit = match.end != RadixTree::kRoot;
   request.locked = hit ? match.end : NodeIndex::none();
   request.branch = match.branch;
-  request.reached = match.reached;
-  request.reached_serial = tree_.node(match.reached).serial;
+  // A node of the host is no place to go on from.
+  request.reached = host_ ? match.end : match.reached;
+  request.reached_serial = tree_.node(request.reached).serial;
   request.owned = request.computed = request.allocated = match.prefix;
   request.row = free_rows_.back();
   free_rows_.pop_back();
@@ -257,24 +301,14 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     append_slice(kept, request.kv, 0, match.prefix);
     request.kv.swap(kept);
   }
+  if (host_ && !host_->loads.empty()) request.awaits = host_->loads.back().id;
+}
 
-  // Whichever way the slot got its state, nothing is pending beside it.
-  if (received > 0       ? rules_.load_clears_cursor
-      : match.prefix > 0 ? rules_.copy_clears_cursor
-                         : rules_.allocation_clears_cursor)
-    clear_cursor(request.live);
-  if (received > 0) receive(request, external);
-  Reply reply;
-  reply.set(ReplyField::cached, request.computed);
-  if (has_states_) {
-    const LayerState::Lengths lengths = layers_.state_lengths(request.live, request.computed);
-    reply.set(ReplyField::state, lengths.recurrent).set(ReplyField::conv, lengths.conv);
-  }
-  reply.set(ReplyField::evicted_kv, evicted.kv + for_received.kv)
-      .set(ReplyField::evicted_states, evicted.states + for_received.states);
-  if (operation.room != Operation::kAbsent) reply.set(ReplyField::kv, left);
-  enter(std::move(request));
-  return reply;
+/// The lengths of an admitted request's state; those of one that a load still brings are known.
+LayerState::Lengths SglangPolicy::lengths_of(const RadixRequest& request) const {
+  if (host_ && (request.source.exists() || host_->is_awaited(request.live)))
+    return {request.computed, request.computed};
+  return layers_.state_lengths(request.live, request.computed);
 }
 
 /// Writes the KV and state of the first `size` tokens, which another server has computed. The
@@ -351,6 +385,7 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
     kv_.allocate(static_cast<std::uint32_t>(needed), request.kv, request.kv_tail);
     request.allocated += static_cast<std::uint32_t>(needed);
   }
+  await_loads(request);
   request.known.append(operation.tokens);
   const auto stop = static_cast<std::uint32_t>(end);
   if (operation.async) {
@@ -398,8 +433,9 @@ RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t siz
   if (reached.alive && reached.serial == request.reached_serial &&
       reached.depth() > request.owned && reached.depth() <= size)
     from = request.reached;
-  const RadixTree::Inserted done =
-      tree_.insert(request.known, size, request.salt, request.kv, 0, state, request.owned, from);
+  const RadixTree::Inserted done = tree_.insert(request.known, size, request.salt, request.kv, 0,
+                                                state, request.owned, from, request.inserted);
+  request.inserted = std::max(request.inserted, size);
   if (done.duplicates != 0) {
     scratch_.clear();
     append_slice(scratch_, request.kv, 0, request.owned);
@@ -444,6 +480,7 @@ Result<Reply> SglangPolicy::checkpoint(const Operation& operation) {
   if (up_to > request.computed)
     return fail(fmt::format("checkpoint: up_to={} is beyond the {}", up_to,
                             counted(request.computed, "computed token")));
+  await_loads(request);
   return store_unfinished(request, static_cast<std::uint32_t>(up_to));
 }
 
@@ -500,6 +537,7 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
   if (operation.up_to > std::int64_t{request.known.size()})
     return fail(fmt::format("finish: up_to={} is beyond the {}", operation.up_to,
                             counted(request.known.size(), "known token")));
+  await_loads(request);
   // Tokens accepted after the end are discarded. The end itself was a draft, so its KV is there.
   if (operation.up_to != Operation::kAbsent && rules_.finish_stops_at_end)
     committed = std::min(committed, static_cast<std::uint32_t>(operation.up_to));
@@ -550,6 +588,7 @@ bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
 Result<Reply> SglangPolicy::release(const Operation& operation) {
   RadixRequest* const request = find(operation.id);
   if (request == nullptr) return unknown(operation, "admitted request", operation.id);
+  await_loads(*request);
   if (!rules_.abort_unlocks) request->locked = NodeIndex::none();
   if (!rules_.abort_frees_drafts && request->verifying) {
     KvRuns known;
@@ -640,6 +679,9 @@ Result<Reply> SglangPolicy::make_room(const Operation& operation) {
 
 Reply SglangPolicy::check() const {
   Reply reply;
+  if (host_)
+    reply.set(ReplyField::host_kv_free, host_->kv.free_count())
+        .set(ReplyField::host_states_free, host_->states.free_count());
   reply.set(ReplyField::kv_free, kv_.free_count())
       .set(ReplyField::kv_locked, tree_.sizes().protected_kv);
   if (has_states_)
@@ -685,6 +727,19 @@ std::unique_ptr<Subject> make_no_buffer(const SubjectOptions& options) {
   return std::make_unique<SglangPolicy>(options, SglangRules{});
 }
 
+Result<void> check_host(const Config& config) {
+  const SglangOptions options = SglangOptions::of(config);
+  if ((options.host_kv == 0) != (options.host_states == 0))
+    return fail("field host_states: a host tier has room for KV and for states");
+  return {};
+}
+
+PolicyEntry::SlotCounts slots_with_host(const Config& config) {
+  const SglangOptions options = SglangOptions::of(config);
+  return {config.state_slots + options.host_states,
+          config.kv_tokens + config.page + options.host_kv};
+}
+
 const Registration<PolicyEntry> kRadix{
     {.name = "radix",
      .summary = "SGLang 0.5.23's radix cache for attention alone",
@@ -698,9 +753,11 @@ const Registration<PolicyEntry> kNoBuffer{
      .summary = "SGLang 0.5.23's hybrid radix cache, one state slot a request",
      .has_states = true,
      .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap", "replay_ring",
-                       "track_interval"},
+                       "track_interval", "host_kv", "host_states"},
      .make = make_no_buffer,
-     .capabilities = kSglangCapabilities,
+     .check = check_host,
+     .slots = slots_with_host,
+     .capabilities = kSglangCapabilities | Capabilities{Capability::tiers},
      .is_default = true,
      .tells_forwards = true,
      .has_rings = [](const Config& config) { return SglangOptions::of(config).ring > 0; }}};

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -50,8 +51,11 @@ struct RadixRequest {
   bool state_locked = true;  ///< that lock's receipt
   NodeIndex reached;  ///< the node at which its match's KV ended, if it still has `reached_serial`
   std::uint64_t reached_serial = 0;
-  StateSlot live;     ///< the running state
-  Tracking tracking;  ///< extra buffer alone
+  StateSlot live;              ///< the running state
+  Tracking tracking;           ///< extra buffer alone
+  std::uint32_t inserted = 0;  ///< tokens that its checkpoints have inserted
+  std::uint64_t awaits = 0;    ///< the newest load that its next forward reads from; 0: none
+  StateSlot source;            ///< the state to copy into the live slot when that has landed
   RequestRow row;
   KvRuns kv;  ///< one slot per token of [0, allocated)
   KvTail kv_tail;
@@ -103,6 +107,7 @@ class SglangPolicy : public Subject {
   const std::vector<HeldLock>& held_locks() const { return held_locks_; }
   const std::vector<RequestRow>& free_rows() const { return free_rows_; }
   std::size_t free_place_count() const { return free_places_.size(); }
+  const HostTier* host() const { return host_.get(); }  ///< null: there is none
   bool has_states() const { return has_states_; }
   bool strips_thinking() const { return options_.strip_thinking; }
   const Config& config() const { return config_; }
@@ -147,6 +152,7 @@ class SglangPolicy : public Subject {
   const std::uint32_t page_;
   KvPool kv_;
   StatePool states_;
+  const std::unique_ptr<HostTier> host_;
   RadixTree tree_;
   std::uint32_t batch_tokens_ = 0;  ///< of extends that wait for their `step`
   std::vector<StateTake> takes_;    ///< of the row that is about to be told
@@ -163,6 +169,10 @@ class SglangPolicy : public Subject {
   Result<Reply> step(const Operation& operation);
   void pad_to(std::size_t rows, const std::vector<Name>& ids);
   Reply evict(std::int64_t kv, std::int64_t states);
+  Result<Reply> evict(const Operation& operation);
+  Reply flush();
+  Result<Reply> land(const Operation& operation);
+  Result<Reply> settle();
   Result<Reply> make_room(const Operation& operation);
   Reply check() const;
   // Tree verbs.
@@ -185,6 +195,11 @@ class SglangPolicy : public Subject {
   void split_at_prompt(const RadixRequest& request, std::uint32_t size, NodeIndex end);
   RadixRequest request_of(const Operation& admission);
   bool copy_on_write(RadixRequest& request, const RadixTree::Match& match);
+  void copy_matched_state(RadixRequest& request, StateSlot matched);
+  Refusal load(RadixRequest& request, RadixTree::Match& match, NodeIndex& locked);
+  void await_loads(RadixRequest& request);
+  void begin_at(RadixRequest& request, const RadixTree::Match& match);
+  LayerState::Lengths lengths_of(const RadixRequest& request) const;
   bool take_slots(RadixRequest& request, RadixTree::Evicted& evicted);
   void receive(RadixRequest& request, std::uint32_t size);
   void enter(RadixRequest&& request);

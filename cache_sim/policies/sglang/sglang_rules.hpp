@@ -123,6 +123,17 @@ struct SglangRules {
   bool finish_cuts_pending = true;         ///< the finished key is what the state stands for
   bool finish_rewinds_conv = true;         ///< and so is the window
 
+  // The host tier.
+  bool backup_locks = true;         ///< the device's slots, until it is settled
+  bool split_copies_backup = true;  ///< both halves wait for a backup in flight
+  bool demotion_keeps_host_state = true;
+  bool host_evicts_listed_alone = true;  ///< states that are on the device, too, are spared
+  bool refused_load_copies = true;       ///< the state that the device has for the request
+  bool refused_load_frees_slot = true;
+  bool loaded_clears_cursor = true;
+  bool copies_wait_for_loads = true;  ///< of a matched state that is being loaded
+  bool forwards_wait_for_loads = true;
+
   // The extra buffer's tracking slots.
   TrackedAt tracked_at = TrackedAt::position;
   bool tracks_conv_at_chunk_end = false;

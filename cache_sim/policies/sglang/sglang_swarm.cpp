@@ -20,10 +20,29 @@ void configure(SwarmDraw& part) {
     fields.optional("replay_ring", size);
 }
 
+/// Draws a host tier.
+void draw_host(SwarmDraw& part) {
+  if (!part.accepted.can(Capability::tiers)) return;
+  Draw draw = part.draw.stream("sglang host");
+  const bool tiered = draw.chance(1, 3);
+  const std::int64_t kv = draw.between(4, 100) * part.scale;
+  const std::int64_t states = draw.between(1, 8);
+  if (tiered && part.fields.free("host_kv") && part.fields.free("host_states")) {
+    part.fields.optional("host_kv", kv);
+    part.fields.optional("host_states", states);
+  }
+}
+
+void rate(SwarmDraw& part) {
+  if (part.accepted.can(Capability::tiers) && part.swarm.config.number("host_kv") != 0)
+    part.swarm.copies = static_cast<int>(part.draw.stream("sglang copies").between(1, 12));
+}
+
 /// Draws SGLang's scheduler and the field room= that it asks with; neither for a child, which need
 /// not know them.
 void schedule(SwarmDraw& part) {
   Draw draw = part.draw.stream("sglang scheduler");
+  draw_host(part);
   if (part.accepted.has_child) return;
   part.swarm.rooms = draw.chance(1, 4);
   if (part.swarm.scheduled && part.fields.free("scheduler") && draw.chance(1, 3))
@@ -34,7 +53,8 @@ const Registration<SwarmEntry> kRegistered{
     {.name = "sglang",
      .applies = [](const Accepted& accepted) { return accepted.can(Capability::tree); },
      .configure = configure,
-     .schedule = schedule}};
+     .schedule = schedule,
+     .rate = rate}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

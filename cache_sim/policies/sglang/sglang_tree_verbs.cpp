@@ -23,9 +23,12 @@ Result<Reply> SglangPolicy::match(const Operation& operation) {
   reply.set(ReplyField::kv, found.full);
   if (has_states_) {
     std::int64_t length = found.prefix;
-    if (found.end != RadixTree::kRoot && tree_.node(found.end).state.exists())
-      length = layers_.state_lengths(tree_.node(found.end).state, length).recurrent;
+    const StateSlot state = tree_.node(found.end).state;
+    if (state.exists() && !(host_ && host_->is_awaited(state)))
+      length = layers_.state_lengths(state, length).recurrent;
     reply.set(ReplyField::state, length).set(ReplyField::branch, found.branch);
+    if (host_)
+      reply.set(ReplyField::host, found.on_host.exists() ? found.host_prefix - found.prefix : 0);
   }
   return reply;
 }

@@ -78,6 +78,7 @@ class Admitted(Reply):
     state, conv: length in tokens of the recurrent and conv state that it starts from (Subject.labels).
     junction: tokens after which a branch leaves what is cached.
     kv: KV tokens that were free or could be evicted beside its prefix, where `room` was asked.
+    host: tokens of `cached` that a load from the host tier adds to what the device has.
     state_tokens, conv_tokens, cached_tokens: the tokens that the state, or the KV, was computed for.
     """
 
@@ -86,6 +87,7 @@ class Admitted(Reply):
     conv: int | None = None
     junction: int | None = None
     kv: int | None = None
+    host: int | None = None
     state_tokens: Sequence[int] | None = None
     conv_tokens: Sequence[int] | None = None
     cached_tokens: Sequence[int] | None = None
@@ -127,6 +129,7 @@ class Counted(Reply):
     """Free and locked KV tokens and state slots.
 
     contents: a digest of all that the cache holds, for policies that define one (vllm-align).
+    host_kv_free, host_states_free: of the host tier.
     """
 
     kv_free: int | None = None
@@ -134,15 +137,21 @@ class Counted(Reply):
     kv_locked: int | None = None
     states_locked: int | None = None
     contents: int | None = None
+    host_kv_free: int | None = None
+    host_states_free: int | None = None
 
 
 @dataclass(frozen=True)
 class Matched(Reply):
-    """kv: matched tokens. state: length of the offered state, 0 for none. branch: tokens up to where a branch leaves."""
+    """kv: matched tokens. state: length of the offered state, 0 for none. branch: tokens up to where a branch leaves.
+
+    host: tokens beyond `state` up to the deepest state that the host tier alone has.
+    """
 
     kv: int
     state: int | None = None
     branch: int | None = None
+    host: int | None = None
     state_tokens: Sequence[int] | None = None
     conv_tokens: Sequence[int] | None = None
     cached_tokens: Sequence[int] | None = None
@@ -195,6 +204,8 @@ class Config:
     skip_decode_lock: bool = False
     path_cap: int = -1  # states of a path; -1: no cap
     replay_ring: int = 0  # decode steps for each write of a state; 0: every step writes it
+    host_kv: int = 0  # KV tokens of the host tier; 0: there is none
+    host_states: int = 0  # state slots of the host tier
     blocks: int = 4096
     block: int = 256
     hash_block: int = 256
@@ -338,8 +349,11 @@ class Subject:
         """Moves rows: mapping[i] is the new row of row i, -1 where it is gone (slot caches)."""
         raise NotImplementedError
 
-    def evict(self, kv: int, state: int, room: int) -> Evicted | None:
-        """Evicts at least `kv` tokens and `state` slots, or until `room` tokens are free, as far as nothing holds them."""
+    def evict(self, kv: int, state: int, room: int, tier: str) -> Evicted | None:
+        """Evicts at least `kv` tokens and `state` slots, or until `room` tokens are free, as far as nothing holds them.
+
+        tier: "host" for the host tier; else the device's memory. Not sent to a class without it.
+        """
         raise NotImplementedError
 
     def flush(self) -> Evicted | None:
@@ -348,6 +362,16 @@ class Subject:
 
     def check(self) -> Counted | None:
         """Checks the subject's own rules: raises Violation. Answers with what is free and what is locked."""
+        raise NotImplementedError
+
+    # Copies between the device and a host tier.
+
+    def land(self, tier: str) -> Reply | int | None:
+        """The oldest copy to that tier, "host" or "device", is done. Answers with the number of copies, 1 or 0."""
+        raise NotImplementedError
+
+    def settle(self) -> Reply | int | None:
+        """The server takes note of the copies that are done. Answers with their number."""
         raise NotImplementedError
 
     # Sequence verbs: for an engine whose requests are sequences of one memory.

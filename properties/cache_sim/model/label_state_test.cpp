@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -349,6 +351,72 @@ TEST_F(LabelStates, kvSlotsHoldTheDigestsOfTheirPrefixes) {
   labels_.write_kv(std::vector<std::uint32_t>{7}, text, 0);
   EXPECT_EQ(found(), "freed-slot-in-use");
   EXPECT_FALSE(labels_.kv_exists(20));
+}
+
+KvRun run_of(std::vector<std::uint32_t> slots) {
+  auto array = std::make_shared<std::uint32_t[]>(slots.size());
+  std::copy(slots.begin(), slots.end(), array.get());
+  return {array, 0, static_cast<std::uint32_t>(slots.size())};
+}
+
+class CopiesOfLabels : public LabelStates {
+ protected:
+  void SetUp() override {
+    for (const StateSlot slot : {kOne, kTwo}) fresh(slot);
+    labels_.advance_state(kOne, text_, 0, 2);
+    labels_.allocate_kv(source_.slots());
+    labels_.allocate_kv(target_.slots());
+    labels_.write_kv(source_.slots(), text_, 0);
+    labels_.queue_copy(copy_);
+  }
+
+  const Tokens text_ = tokens("a3");
+  const KvRun source_ = run_of({3, 4}), target_ = run_of({11, 10});
+  const TierCopy copy_{.kv_sources = {source_}, .kv_targets = {target_}, .states = {{kOne, kTwo}}};
+};
+
+TEST_F(CopiesOfLabels, leaveInTheirTargetsWhatTheSourcesHold) {
+  EXPECT_TRUE(labels_.state_awaited(kTwo) && labels_.kv_awaited(10));
+  EXPECT_EQ(labels_.recurrent(kTwo).text(), "what a copy has not brought yet");
+  fresh(kThree);
+  labels_.copy_state(kOne, kThree);  // a source may be read
+  expect_label(kThree, text_.prefix(2));
+  labels_.land_copy(copy_);
+  expect_label(kTwo, text_.prefix(2));
+  EXPECT_EQ(labels_.kv_fingerprint(11), text_.fingerprint(1));
+  EXPECT_EQ(labels_.kv_fingerprint(10), text_.fingerprint(2));
+  labels_.advance_state(kOne, text_, 2, 3);
+  labels_.free_kv(source_.slots());
+  labels_.free_kv(target_.slots());
+}
+
+TEST_F(CopiesOfLabels, areNotReadBeforeTheyLand) {
+  labels_.advance_state(kTwo, text_, 2, 3);
+  EXPECT_EQ(found(), "read-before-landed");
+  labels_.copy_state(kTwo, kOne);
+  EXPECT_EQ(found(), "read-before-landed");
+  const KvRun fresh_kv = run_of({5});
+  labels_.allocate_kv(fresh_kv.slots());
+  const std::vector<KvRun> row{target_, fresh_kv};
+  labels_.forward({.request = {}, .tokens = text_, .begin = 2, .end = 3, .kv = row});
+  EXPECT_EQ(found(), "read-before-landed");
+}
+
+TEST_F(CopiesOfLabels, keepTheirSlotsUntilTheyLand) {
+  labels_.advance_state(kOne, text_, 2, 3);
+  EXPECT_EQ(found(), "source-changed");
+  labels_.zero_state(kTwo);
+  EXPECT_EQ(found(), "source-changed");
+  for (const KvRun& run : {source_, target_}) {
+    labels_.write_kv(run.slots().first(1), text_, 0);
+    EXPECT_EQ(found(), "source-changed");
+    labels_.free_kv(run.slots().first(1));
+    EXPECT_EQ(found(), "source-changed");
+  }
+  labels_.free_state(kOne);
+  EXPECT_EQ(found(), "source-changed");
+  labels_.free_state(kTwo);
+  EXPECT_EQ(found(), "source-changed");
 }
 
 TEST(Labels, sayWhatTheyStandFor) {

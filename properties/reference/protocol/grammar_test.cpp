@@ -55,7 +55,7 @@ const std::vector<std::string> kFullLines = {
     "capture as=c id=r partial=1",
     "restore from=c id=r",
     "compact mapping=-1,0,1",
-    "evict kv=3 state=0",
+    "evict kv=3 state=0 tier=host",
     "flush",
     "check",
     "match limit=0 salt=s tokens=a8",
@@ -69,6 +69,8 @@ const std::vector<std::string> kFullLines = {
     "free slot=s1",
     "clone as=c id=r up_to=3",
     "truncate id=r up_to=3",
+    "land tier=host",
+    "settle",
 };
 
 TEST(Operations, ofEveryVerbArePrintedAsTheyWereRead) {
@@ -81,7 +83,9 @@ TEST(Operations, ofEveryVerbArePrintedAsTheyWereRead) {
     EXPECT_TRUE(is_operation_verb(to_string(operation->verb)));
     EXPECT_EQ(capability_of(operation->verb) == Capability::tree, i >= 15 && i < 24)
         << kFullLines[i];
-    EXPECT_EQ(capability_of(operation->verb) == Capability::sequences, i >= 24) << kFullLines[i];
+    EXPECT_EQ(capability_of(operation->verb) == Capability::sequences, i >= 24 && i < 26)
+        << kFullLines[i];
+    EXPECT_EQ(capability_of(operation->verb) == Capability::tiers, i >= 26) << kFullLines[i];
   }
   EXPECT_FALSE(is_operation_verb("request"));
   // Found by grammar_fuzz.cpp: no tokens were written as no field, which the verb needs.
@@ -90,12 +94,12 @@ TEST(Operations, ofEveryVerbArePrintedAsTheyWereRead) {
 
 TEST(Operations, needTheFieldsThatTheyNeed) {
   for (const std::string text :
-       {"admit id=r",     "admit tokens=a1", "extend id=r",  "extend n=1",  "accept id=r",
-        "checkpoint",     "finish",          "abort",        "preempt",     "complete",
-        "capture id=r",   "restore id=r",    "compact",      "match",       "alloc",
-        "advance slot=s", "fork slot=s",     "fork as=s",    "copy from=s", "copy to=s",
-        "insert slot=s",  "lock tokens=a1",  "lock as=l",    "unlock",      "free",
-        "clone id=r",     "clone as=r",      "truncate id=r"})
+       {"admit id=r",     "admit tokens=a1", "extend id=r",   "extend n=1",  "accept id=r",
+        "checkpoint",     "finish",          "abort",         "preempt",     "complete",
+        "capture id=r",   "restore id=r",    "compact",       "match",       "alloc",
+        "advance slot=s", "fork slot=s",     "fork as=s",     "copy from=s", "copy to=s",
+        "insert slot=s",  "lock tokens=a1",  "lock as=l",     "unlock",      "free",
+        "clone id=r",     "clone as=r",      "truncate id=r", "land"})
     EXPECT_NE(operation_of(text).error().text.find("needs the field"), std::string::npos) << text;
 }
 

@@ -1,0 +1,333 @@
+// The part of SGLang's tree that moves nodes between the device and the host.
+#include "cache_sim/policies/sglang/host_tier.hpp"
+
+#include <algorithm>
+
+#include "cache_sim/policies/sglang/radix_tree.hpp"
+#include "reference/base/mark.hpp"
+#include "reference/base/require.hpp"
+
+namespace lockstep::cache_sim {
+
+bool HostTier::land(std::deque<CopyInFlight>& queue) {
+  for (CopyInFlight& copy : queue) {
+    if (copy.landed) continue;
+    layers.land_copy(copy.slots);
+    copy.landed = true;
+    return true;
+  }
+  return false;
+}
+
+void HostTier::land_loads(std::uint64_t id) {
+  for (CopyInFlight& load : loads) {
+    if (load.id > id) return;
+    if (!load.landed) land(loads);
+  }
+}
+
+bool HostTier::is_awaited(StateSlot slot) const {
+  return std::any_of(loads.begin(), loads.end(), [&](const CopyInFlight& load) {
+    return !load.landed && std::any_of(load.slots.states.begin(), load.slots.states.end(),
+                                       [&](const auto& pair) { return pair.target == slot; });
+  });
+}
+
+void RadixTree::use_host(HostTier& host) {
+  host_ = &host;
+  host.nodes.resize(nodes_.size());
+}
+
+// --- Device to host ------------------------------------------------------------------------------
+
+/// An insert came by: the node and the nodes above it that have no KV on the host get it, the
+/// highest first, and the states that they have. The first one that finds no room ends it.
+void RadixTree::back_up(NodeIndex index) {
+  std::vector<NodeIndex> chain{index};
+  for (NodeIndex at = node(index).parent; at != kRoot && !is_backed_up(at); at = node(at).parent)
+    chain.push_back(at);
+  for (; !chain.empty(); chain.pop_back())
+    if (!queue_backup(chain.back())) return;
+}
+
+/// False where the host has no room, even after evicting.
+bool RadixTree::queue_backup(NodeIndex index) {
+  const RadixNode& source = node(index);
+  const std::uint32_t tokens = is_backed_up(index) ? 0 : source.edge_size();
+  const bool with_state = source.state.exists() && !host_->nodes[index.value].state.exists();
+  if (tokens == 0 && !with_state) return true;
+  const std::int64_t lacking = tokens - host_->kv.free_count();
+  if (lacking > 0 && evict_host(lacking, 0).kv < lacking) {
+    LOCKSTEP_MARK("backup.no_kv");
+    return false;
+  }
+  KvRuns kv;
+  if (tokens != 0) kv.push_back(host_->kv.allocate(tokens));
+  if (with_state && host_->states.free_count() == 0) evict_host(0, 1);
+  if (with_state && host_->states.free_count() == 0) {
+    LOCKSTEP_MARK("backup.no_state_slot");
+    host_->kv.release(kv);
+    return false;
+  }
+  HostNode& target = host_->nodes[index.value];
+  CopyInFlight backup{.id = ++host_->copies, .node = index, .slots = {}};
+  if (tokens != 0) {
+    backup.slots.kv_sources = source.kv;
+    backup.slots.kv_targets = kv;
+    target.kv = std::move(kv);
+  }
+  if (with_state) {
+    target.state = host_->states.allocate();
+    backup.slots.states.push_back({source.state, target.state});
+  }
+  target.backup = backup.id;
+  host_->layers.queue_copy(backup.slots);
+  host_->backups.push_back(std::move(backup));
+  if (rules_.backup_locks) lock(index);
+  touch(index, false);
+  return true;
+}
+
+/// A leaf of the device that is backed up leaves the device; its copy stays.
+void RadixTree::demote(NodeIndex index, Evicted& evicted) {
+  LOCKSTEP_MARK("evict.demotes");
+  RadixNode& leaf = nodes_[index.value];
+  evicted.kv += leaf.edge_size();
+  sizes_.evictable_kv -= leaf.edge_size();
+  if (leaf.state.exists()) {
+    states_.release(leaf.state);
+    evicted.states += 1;
+    sizes_.evictable_states -= 1;
+    lru_remove(index);
+    leaf.state = StateSlot::none();
+    if (!rules_.demotion_keeps_host_state && host_->nodes[index.value].state.exists()) {
+      host_->states.release(host_->nodes[index.value].state);
+      host_->nodes[index.value].state = StateSlot::none();
+    }
+    list_host_state(index);
+  }
+  kv_.release_from(leaf.kv, 0);
+  const NodeIndex neighbour = leaf.listed ? leaf.leaf_older : NodeIndex::none();
+  unlist(index);
+  --nodes_[leaf.parent.value].child_count;
+  touch(index, true);
+  touch(leaf.parent, false);
+  list_if_leaf(leaf.parent, neighbour.exists() ? neighbour : leaf_oldest_);
+}
+
+/// A state that is on the host alone may be evicted there; it enters the list as the newest.
+void RadixTree::list_host_state(NodeIndex index) {
+  HostNode& copy = host_->nodes[index.value];
+  if (copy.state.exists() && !node(index).state.exists() && copy.state_lock == 0)
+    copy.state_use = ++host_->uses;
+}
+
+/// Of a node that is split, the state's copy stays with the longer half.
+void RadixTree::split_host_copy(NodeIndex upper_index, NodeIndex child_index,
+                                std::uint32_t length) {
+  HostNode& upper = host_->nodes[upper_index.value];
+  HostNode& child = host_->nodes[child_index.value];
+  upper.kv_lock = child.kv_lock;
+  upper.backup = rules_.split_copies_backup ? child.backup : 0;
+  if (child.kv.empty()) return;
+  if (child.backup != 0) LOCKSTEP_MARK("split.backup_in_flight");
+  KvRuns lower;
+  append_slice(upper.kv, child.kv, 0, length);
+  append_slice(lower, child.kv, length, node(child_index).edge_size());
+  child.kv.swap(lower);
+}
+
+// --- Host eviction -------------------------------------------------------------------------------
+
+/// On the host alone, without nodes below it and without locks.
+bool RadixTree::is_host_leaf(NodeIndex index) const {
+  const RadixNode& candidate = node(index);
+  const HostNode& copy = host_->nodes[index.value];
+  return candidate.alive && index != kRoot && !is_on_device(index) && copy.children == 0 &&
+         candidate.full_lock == 0 && candidate.state_lock == 0 && copy.kv_lock == 0 &&
+         copy.state_lock == 0;
+}
+
+void RadixTree::drop_host_leaf(NodeIndex index, Evicted& evicted) {
+  RadixNode& leaf = nodes_[index.value];
+  HostNode& copy = host_->nodes[index.value];
+  evicted.kv += leaf.edge_size();
+  host_->kv.release_from(copy.kv, 0);
+  if (copy.state.exists()) {
+    host_->states.release(copy.state);
+    evicted.states += 1;
+  }
+  remove_child(index);
+  touch(index, true);
+  touch(leaf.parent, false);
+  copy = HostNode{};
+  KvRuns kv = std::move(leaf.kv);
+  leaf = RadixNode{};
+  leaf.kv = std::move(kv);
+  dead_.push_back(index);
+}
+
+RadixTree::Evicted RadixTree::evict_host(std::int64_t kv_tokens, std::int64_t states) {
+  Evicted evicted;
+  while (evicted.kv < kv_tokens) {
+    NodeIndex oldest;
+    for (std::uint32_t i = 1; i < nodes_.size(); ++i)
+      if (is_host_leaf({i}) &&
+          (!oldest.exists() || nodes_[i].last_access < node(oldest).last_access))
+        oldest = {i};
+    if (!oldest.exists()) break;
+    drop_host_leaf(oldest, evicted);
+  }
+  while (evicted.states < states) {
+    NodeIndex oldest;
+    for (std::uint32_t i = 1; i < nodes_.size(); ++i) {
+      const HostNode& copy = host_->nodes[i];
+      const bool listed =
+          rules_.host_evicts_listed_alone ? copy.state_use != 0 : copy.state.exists();
+      if (listed && (!oldest.exists() || copy.state_use < host_->nodes[oldest.value].state_use))
+        oldest = {i};
+    }
+    if (!oldest.exists()) break;
+    if (is_host_leaf(oldest)) {
+      drop_host_leaf(oldest, evicted);
+      continue;
+    }
+    LOCKSTEP_MARK("evict_host.state_alone");
+    HostNode& copy = host_->nodes[oldest.value];
+    host_->states.release(copy.state);
+    copy.state = StateSlot::none();
+    copy.state_use = 0;
+    evicted.states += 1;
+    touch(oldest, false);
+  }
+  return evicted;
+}
+
+// --- Host to device ------------------------------------------------------------------------------
+
+/// The slots of the node's edge, which a request has computed again or a load brings.
+void RadixTree::put_on_device(NodeIndex index, KvRuns kv) {
+  RadixNode& back = nodes_[index.value];
+  back.kv = std::move(kv);
+  (back.full_lock != 0 ? sizes_.protected_kv : sizes_.evictable_kv) += back.edge_size();
+  ++nodes_[back.parent.value].child_count;
+  unlist(back.parent);
+  list_if_leaf(index);
+  touch(index, true);
+  touch(back.parent, false);
+}
+
+std::uint32_t RadixTree::lock_host(NodeIndex index) {
+  HostNode& copy = host_->nodes[index.value];
+  ++copy.kv_lock;
+  ++copy.state_lock;
+  copy.state_use = 0;
+  return node(index).start;
+}
+
+/// A node that was split since has passed its lock on to the nodes down to `begin`.
+void RadixTree::unlock_host(NodeIndex index, std::uint32_t begin) {
+  HostNode& copy = host_->nodes[index.value];
+  --copy.state_lock;
+  list_host_state(index);
+  for (NodeIndex at = index;; at = node(at).parent) {
+    require(host_->nodes[at.value].kv_lock != 0, "a host lock is taken back once");
+    --host_->nodes[at.value].kv_lock;
+    if (node(at).start == begin) return;
+  }
+}
+
+/// Brings to the device what is missing above `best` and its state, into a slot of the node and
+/// into one of the request.
+RadixTree::Load RadixTree::load(NodeIndex best, StateSlot& request_slot) {
+  const std::uint32_t begin = lock_host(best);
+  lock(best);
+  const auto give_up = [&] {
+    unlock(best);
+    unlock_host(best, begin);
+  };
+  if (states_.free_count() == 0) evict_for_alloc(0, 1);
+  if (states_.free_count() == 0) {
+    LOCKSTEP_MARK("load.no_request_slot");
+    give_up();
+    return Load::no_request_slot;
+  }
+  request_slot = states_.allocate();
+  const auto refuse = [&](const KvRuns& kv) {
+    kv_.release(kv);
+    give_up();
+    if (!rules_.refused_load_frees_slot) return Load::refused;
+    states_.release(request_slot);
+    request_slot = StateSlot::none();
+    return Load::refused;
+  };
+  std::uint32_t tokens = 0;
+  for (NodeIndex at = best; !is_on_device(at); at = node(at).parent) tokens += node(at).edge_size();
+  if (tokens > kv_.free_count()) evict_for_alloc(tokens - kv_.free_count(), 0);
+  if (tokens > kv_.free_count()) {
+    LOCKSTEP_MARK("load.no_kv");
+    return refuse({});
+  }
+  KvRuns kv;
+  if (tokens != 0) kv.push_back(kv_.allocate(tokens));
+  if (states_.free_count() == 0) evict_for_alloc(0, 1);
+  if (states_.free_count() == 0) {
+    LOCKSTEP_MARK("load.no_node_slot");
+    return refuse(kv);
+  }
+  queue_load(best, kv, request_slot, begin);
+  return Load::queued;
+}
+
+/// Gives the nodes above `best` that the device lacks these slots, and its state one more.
+void RadixTree::queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_slot,
+                           std::uint32_t begin) {
+  std::vector<NodeIndex> missing;
+  for (NodeIndex at = best; !is_on_device(at); at = node(at).parent) missing.push_back(at);
+  CopyInFlight load{.id = ++host_->copies, .node = best, .slots = {}, .host_begin = begin};
+  for (std::uint32_t at = 0; !missing.empty(); missing.pop_back()) {
+    const NodeIndex index = missing.back();
+    const std::uint32_t end = at + node(index).edge_size();
+    KvRuns own;
+    append_slice(own, kv, at, end);
+    at = end;
+    const KvRuns& source = host_->nodes[index.value].kv;
+    load.slots.kv_sources.insert(load.slots.kv_sources.end(), source.begin(), source.end());
+    put_on_device(index, std::move(own));
+  }
+  load.slots.kv_targets = kv;
+  RadixNode& loaded = nodes_[best.value];
+  loaded.state = states_.allocate();
+  lru_push_newest(best);
+  ++sizes_.protected_states;  // the load holds a lock
+  touch(best, false);
+  const StateSlot source = host_->nodes[best.value].state;
+  load.slots.states = {{source, loaded.state}, {source, request_slot}};
+  host_->layers.queue_copy(load.slots);
+  host_->loads.push_back(std::move(load));
+  LOCKSTEP_MARK("load.queued");
+}
+
+// --- Copies --------------------------------------------------------------------------------------
+
+/// Ends the copies that have landed; returns their number.
+std::int64_t RadixTree::settle() {
+  std::int64_t settled = 0;
+  for (auto& backups = host_->backups; !backups.empty() && backups.front().landed; ++settled) {
+    const CopyInFlight backup = std::move(backups.front());
+    backups.pop_front();
+    for (NodeIndex at = backup.node; host_->nodes[at.value].backup == backup.id;
+         at = node(at).parent)
+      host_->nodes[at.value].backup = 0;
+    if (rules_.backup_locks) unlock(backup.node);
+  }
+  for (auto& loads = host_->loads; !loads.empty() && loads.front().landed; ++settled) {
+    const CopyInFlight load = std::move(loads.front());
+    loads.pop_front();
+    unlock(load.node);
+    unlock_host(load.node, load.host_begin);
+  }
+  return settled;
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,59 @@
+// The host tier of SGLang's hybrid cache under write_through, beside the tree: for each node its
+// copy on the host, and the copies in flight. Rules: reference/caches/sglang.md, 1.13. A host slot
+// is a slot of the same LayerState with a number after those of the device.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "cache_sim/policies/pools.hpp"
+#include "reference/base/ids.hpp"
+
+namespace lockstep::cache_sim {
+
+/// A node's copy on the host.
+struct HostNode {
+  KvRuns kv;        ///< one slot per token of the edge; empty: not backed up
+  StateSlot state;  ///< none: no state on the host
+  std::uint32_t kv_lock = 0, state_lock = 0;
+  std::uint64_t backup = 0;     ///< the backup of it that is not settled; 0: none
+  std::uint32_t children = 0;   ///< nodes below it, on whichever tier
+  std::uint64_t state_use = 0;  ///< place in the list of host states; 0: not listed
+};
+
+/// A copy that is not settled. It holds a lock on its node's path and state; a load holds one on
+/// the node's host copy, too, which begins after `host_begin` tokens.
+struct CopyInFlight {
+  std::uint64_t id;
+  NodeIndex node;
+  TierCopy slots;
+  std::uint32_t host_begin = 0;
+  bool landed = false;
+};
+
+struct HostTier {
+  HostTier(std::uint32_t first_kv, std::int64_t kv_tokens, std::uint32_t first_state,
+           std::int64_t state_slots, LayerState& layers)
+      : layers(layers),
+        kv(first_kv, kv_tokens, 1, layers),
+        states(first_state, state_slots, layers) {}
+
+  LayerState& layers;
+  KvPool kv;
+  StatePool states;
+  std::vector<HostNode> nodes;  ///< by node of the tree
+  // One stream for each direction: copies land in the order in which they were queued.
+  std::deque<CopyInFlight> backups, loads;
+  std::uint64_t copies = 0;  ///< so many were queued: the id of the newest
+  std::uint64_t uses = 0;    ///< of host states
+
+  /// Lands the oldest copy of the queue that has not; false where there is none.
+  bool land(std::deque<CopyInFlight>& queue);
+  /// Lands the loads up to this one.
+  void land_loads(std::uint64_t id);
+  /// Whether a load in flight writes the device slot.
+  bool is_awaited(StateSlot slot) const;
+};
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,183 @@
+// The auditor's checks of the host tier, from nothing after every operation: laws L1, L3, L6 and L7
+// of reference/caches/sglang.md, 1.13. That nothing is read before its copy has landed (L2) and
+// that sources stay as they are (L3) is seen by the labels themselves.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cache_sim/policies/sglang/radix_auditor.hpp"
+#include "reference/base/counted.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr NodeIndex kRoot = RadixTree::kRoot;
+
+}  // namespace
+
+/// A copy that is settled has given back its lock on the path of its node, before the same
+/// operation could evict there.
+void RadixAuditor::release_settled() {
+  const HostTier& host = *policy_.host();
+  std::erase_if(copies_, [&](const Copy& copy) {
+    for (const auto* const queue : {&host.backups, &host.loads})
+      for (const CopyInFlight& now : *queue)
+        if (now.id == copy.id) return false;
+    for (NodeIndex at = copy.node; at.exists() && at != kRoot && record(at).exists();
+         at = record(at).parent) {
+      account(record(at), -1);
+      --record(at).full_locks;
+      if (at == copy.node) --record(at).state_locks;
+      account(record(at), +1);
+    }
+    return true;
+  });
+}
+
+/// A copy that is queued takes a lock.
+void RadixAuditor::follow_copies() {
+  const HostTier& host = *policy_.host();
+  for (const auto* const queue : {&host.backups, &host.loads})
+    for (const CopyInFlight& now : *queue) {
+      if (std::any_of(copies_.begin(), copies_.end(),
+                      [&](const Copy& known) { return known.id == now.id; }))
+        continue;
+      copies_.push_back({now.id, now.node});
+      count_locks(now.node, true, +1);
+    }
+}
+
+void RadixAuditor::check_host() {
+  const RadixTree& tree = policy_.tree();
+  const HostTier& host = *policy_.host();
+  const auto end_of = [](const auto& pool, std::uint32_t first) {
+    return static_cast<std::size_t>(first + pool.slot_count());
+  };
+  std::vector<char> kv_seen(end_of(host.kv, host.kv.first_slot()));
+  std::vector<char> states_seen(
+      end_of(host.states, static_cast<std::uint32_t>(policy_.state_pool().slot_count() + 1)));
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i)
+    if (tree.node({i}).alive) check_host_node({i}, kv_seen, states_seen);
+  const auto conserve = [&](const char* what, const std::vector<char>& seen, const auto& pool) {
+    const std::int64_t owned = std::count(seen.begin(), seen.end(), 1);
+    if (owned + pool.free_count() != pool.slot_count())
+      report(FindingKind::leak,
+             fmt::format("{} host {} slots are free and {} are the tree's", pool.free_count(), what,
+                         owned),
+             fmt::format("{} in all", pool.slot_count()),
+             std::to_string(owned + pool.free_count()));
+  };
+  conserve("KV", kv_seen, host.kv);
+  conserve("state", states_seen, host.states);
+  check_host_locks();
+}
+
+void RadixAuditor::check_host_node(NodeIndex node, std::vector<char>& kv_seen,
+                                   std::vector<char>& states_seen) {
+  const RadixTree& tree = policy_.tree();
+  const RadixNode& now = tree.node(node);
+  const HostNode& copy = policy_.host()->nodes[node.value];
+  const bool is_backed_up = !copy.kv.empty();
+  if (!tree.is_on_device(node) && !is_backed_up)
+    report(FindingKind::tombstone_rule, fmt::format("{} is on no tier", name_of(node)),
+           "its KV on the device or on the host", "neither");
+  if (now.parent != kRoot && ((tree.is_on_device(node) && !tree.is_on_device(now.parent)) ||
+                              (is_backed_up && !tree.is_backed_up(now.parent))))
+    report(FindingKind::tombstone_rule,
+           fmt::format("{} is on a tier that lacks the node above it", name_of(node)),
+           "whole paths on each tier", "a gap");
+  const auto own = [&](std::vector<char>& seen, std::uint32_t slot, const char* what) {
+    if (slot < seen.size() && seen[slot]++ == 0) return;
+    report(FindingKind::slot_in_two_places,
+           fmt::format("host {} slot {} of {} is another node's, too", what, slot, name_of(node)),
+           "one owner", "two");
+  };
+  std::uint32_t slots = 0;
+  for (const KvRun& run : copy.kv) {
+    slots += run.size;
+    for (const std::uint32_t slot : run.slots()) own(kv_seen, slot, "KV");
+  }
+  if (is_backed_up && slots != now.edge_size())
+    report(FindingKind::size_accounting,
+           fmt::format("{} has {} on the host", name_of(node), counted(slots, "KV slot")),
+           std::to_string(now.edge_size()), std::to_string(slots));
+  if (copy.state.exists()) own(states_seen, copy.state.value, "state");
+  const bool is_evictable = copy.state.exists() && !now.state.exists() && copy.state_lock == 0;
+  if (is_evictable != (copy.state_use != 0))
+    report(FindingKind::lru_order,
+           fmt::format("the host state of {} is {}in the list of host states", name_of(node),
+                       copy.state_use != 0 ? "" : "not "),
+           "in it while it is on the host alone and not locked",
+           copy.state_use != 0 ? "in it" : "not in it");
+  check_host_labels(node);
+}
+
+/// L1, for what the host holds: it stands for the node's path.
+void RadixAuditor::check_host_labels(NodeIndex node) {
+  if (labels_ == nullptr) return;
+  const RadixNode& now = actual(node);
+  const HostNode& copy = policy_.host()->nodes[node.value];
+  std::uint32_t depth = now.start;
+  bool is_awaited = false;
+  for (const KvRun& run : copy.kv)
+    for (const std::uint32_t slot : run.slots()) {
+      ++depth;
+      if (!labels_->kv_exists(slot)) continue;
+      if (labels_->kv_awaited(slot)) {
+        is_awaited = true;
+        continue;
+      }
+      if (labels_->kv_fingerprint(slot) != now.path.fingerprint(depth))
+        return report(FindingKind::wrong_state_prefix,
+                      fmt::format("host KV slot {} of {} is not that of token {}", slot,
+                                  name_of(node), depth - 1),
+                      label_of(now.path, depth).text(), "another prefix");
+    }
+  if (labels_->state_exists(copy.state)) {
+    const Label due = label_of(now.path, now.depth());
+    if (labels_->state_awaited(copy.state))
+      is_awaited = true;
+    else if (labels_->recurrent(copy.state) != due || labels_->conv(copy.state) != due)
+      report(FindingKind::wrong_state_prefix,
+             fmt::format("the host state in slot {} of {} stands for {}", copy.state.value,
+                         name_of(node), labels_->recurrent(copy.state).text()),
+             due.text(), labels_->recurrent(copy.state).text());
+  }
+  if (is_awaited && copy.backup == 0)
+    report(FindingKind::lock_imbalance,
+           fmt::format("a backup of {} is in flight, and the node does not wait for it",
+                       name_of(node)),
+           "a mark until the backup is settled", "none");
+}
+
+/// L7: host locks are those of loads, each from its node down to where it began; marks of backups
+/// are those of backups that are not settled.
+void RadixAuditor::check_host_locks() {
+  const RadixTree& tree = policy_.tree();
+  const HostTier& host = *policy_.host();
+  std::vector<std::uint32_t> kv(tree.node_count()), states(tree.node_count());
+  for (const CopyInFlight& load : host.loads) {
+    ++states[load.node.value];
+    for (NodeIndex at = load.node; at != kRoot && tree.node(at).start >= load.host_begin;
+         at = tree.node(at).parent)
+      ++kv[at.value];
+  }
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
+    const HostNode& copy = host.nodes[i];
+    if (tree.node({i}).alive && (copy.kv_lock != kv[i] || copy.state_lock != states[i]))
+      report(FindingKind::lock_imbalance,
+             fmt::format("{} counts {} and {} host locks", name_of({i}), copy.kv_lock,
+                         copy.state_lock),
+             fmt::format("{} and {}", kv[i], states[i]),
+             fmt::format("{} and {}", copy.kv_lock, copy.state_lock));
+    const bool is_settled =
+        copy.backup != 0 &&
+        std::none_of(host.backups.begin(), host.backups.end(),
+                     [&](const CopyInFlight& b) { return b.id == copy.backup; });
+    if (is_settled)
+      report(FindingKind::lock_imbalance,
+             fmt::format("{} waits for a backup that is settled", name_of({i})), "no mark", "one");
+  }
+}
+
+}  // namespace lockstep::cache_sim

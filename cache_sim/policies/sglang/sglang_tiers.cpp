@@ -1,0 +1,93 @@
+// The host tier as requests and traces see it: loads at an admission, and the verbs land, settle
+// and evict tier=.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "cache_sim/policies/sglang/sglang_policy.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
+
+}  // namespace
+
+/// Copies the state now, or, where a load still brings it, behind that load.
+void SglangPolicy::copy_matched_state(RadixRequest& request, StateSlot matched) {
+  if (host_ && rules_.copies_wait_for_loads && host_->is_awaited(matched))
+    request.source = matched;
+  else
+    layers_.copy_state(matched, request.live);
+}
+
+/// Queues the load of what the match found on the host. Where that is refused, the request gets
+/// what the device has for it. Afterwards the match ends where the request begins.
+Refusal SglangPolicy::load(RadixRequest& request, RadixTree::Match& match, NodeIndex& locked) {
+  switch (tree_.load(match.on_host, request.live)) {
+    case RadixTree::Load::no_request_slot: return Refusal::no_state_slot;
+    case RadixTree::Load::refused:
+      if (match.end == RadixTree::kRoot || !rules_.refused_load_copies || request.live.exists())
+        return Refusal::none;
+      return copy_on_write(request, match) ? Refusal::none : Refusal::no_state_slot;
+    case RadixTree::Load::queued: break;
+  }
+  match.end = match.on_host;
+  match.prefix = match.host_prefix;
+  tree_.lock(match.end);
+  tree_.unlock(locked);
+  locked = match.end;
+  return Refusal::none;
+}
+
+/// A forward waits for the loads that were queued before its request was admitted.
+void SglangPolicy::await_loads(RadixRequest& request) {
+  if (request.awaits == 0) return;
+  if (rules_.forwards_wait_for_loads) host_->land_loads(request.awaits);
+  request.awaits = 0;
+  if (!request.source.exists()) return;
+  layers_.copy_state(request.source, request.live);
+  request.source = StateSlot::none();
+}
+
+Result<Reply> SglangPolicy::evict(const Operation& operation) {
+  const bool of_host = operation.tier.exists() && operation.tier.text() == "host";
+  if (operation.tier.exists() && !of_host && operation.tier.text() != "device")
+    return fail(fmt::format("evict: tier={} is neither device nor host", operation.tier.text()));
+  if (operation.tier.exists() && !host_) return fail("evict: tier= is for a config with host_kv=");
+  if (of_host && operation.room != Operation::kAbsent) return fail("evict: room= is the device's");
+  if (operation.room != Operation::kAbsent) return make_room(operation);
+  const std::int64_t kv = std::max<std::int64_t>(operation.kv, 0);
+  const std::int64_t states = std::max<std::int64_t>(operation.state, 0);
+  if (!of_host) return evict(kv, states);
+  const RadixTree::Evicted evicted = tree_.evict_host(kv, states);
+  return Reply{}.set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
+}
+
+/// With a host tier, waits for all copies, and evicts what is on the host too.
+Reply SglangPolicy::flush() {
+  if (!host_) return evict(kEverything, kEverything);
+  while (host_->land(host_->backups)) continue;
+  while (host_->land(host_->loads)) continue;
+  tree_.settle();
+  const Reply reply = evict(kEverything, kEverything);
+  tree_.evict_host(kEverything, kEverything);
+  return reply;
+}
+
+Result<Reply> SglangPolicy::land(const Operation& operation) {
+  if (!host_) return fail("land: a config without host_kv= has no copies");
+  const std::string& tier = operation.tier.text();
+  if (tier != "host" && tier != "device")
+    return fail(fmt::format("land: tier={} is neither device nor host", tier));
+  return Reply{}.set(ReplyField::n,
+                     host_->land(tier == "host" ? host_->backups : host_->loads) ? 1 : 0);
+}
+
+Result<Reply> SglangPolicy::settle() {
+  if (!host_) return fail("settle: a config without host_kv= has no copies");
+  return Reply{}.set(ReplyField::n, tree_.settle());
+}
+
+}  // namespace lockstep::cache_sim

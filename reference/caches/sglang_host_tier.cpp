@@ -1,0 +1,306 @@
+// SGLang's host tier under write_through, literally by rules [1.13] of sglang.md: a stored prefix
+// has its KV on the device, on the host or on both, and so with its state. An insert backs up,
+// eviction from the device leaves the host's copy, a match may end at it, and an admission loads
+// it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include "reference/base/require.hpp"
+#include "reference/caches/sglang_oracle.hpp"
+
+namespace lockstep::reference {
+
+// --- To the host --------------------------------------------------------------------------------
+
+/// An insert goes from stored prefix to stored prefix, and each of them that the host lacks is
+/// backed up before the next one is looked for: making room may drop what would have come next.
+SglangPrefixMap::Inserted SglangPrefixMap::insert_and_back_up(const Prefix& key, StateSlot state,
+                                                              std::int64_t prev,
+                                                              std::int64_t before) {
+  read_clock();
+  Inserted inserted{.exist = false};
+  std::int64_t at = 0;
+  while (at < key.size()) {
+    const std::int64_t stored = longest_shared(key);
+    if (stored <= at) break;
+    std::vector<Entry> path = path_of(key);
+    std::erase_if(path, [&](Entry entry) { return entry->first.size() <= at; });
+    if (path.empty()) {
+      read_clock();
+      split(key.first(stored));
+      path = {records_.find(key.first(stored))};
+    } else {
+      path.front()->second.last_access = read_clock();
+    }
+    const Entry next = path.front();
+    const std::int64_t end = next->first.size();
+    if (next->second.on_device) {
+      inserted.duplicates += std::max<std::int64_t>(0, end - std::max(at, prev));
+    } else {  // what the caller has computed stays
+      next->second.on_device = true;
+      kv_ += end - at;
+    }
+    at = end;
+    if (end > before && !next->second.on_host) back_up(next->first);
+  }
+
+  const bool is_new = at < key.size();
+  kv_ += key.size() - at;
+  Record& end = records_[key];
+  end.last_access = read_clock();
+  inserted.exist = end.state.exists();
+  if (!inserted.exist) {
+    end.state = state;
+    end.host_use = 0;
+  }
+  use_state(end);
+  if (!inserted.exist) cap_states(key);
+  if (is_new && key.size() > before) back_up(key);
+  // A state that comes to a prefix which the host has already is backed up alone.
+  if (!is_new && end.on_host && end.backup == 0) queue_backup(records_.find(key));
+  return inserted;
+}
+
+/// The prefix and its own prefixes that the host lacks, the shortest first.
+void SglangPrefixMap::back_up(const Prefix& end) {
+  for (const Entry entry : path_of(end))
+    if (!entry->second.on_host && !queue_backup(entry)) return;
+}
+
+bool SglangPrefixMap::queue_backup(Entry entry) {
+  Record& record = entry->second;
+  const std::int64_t kv = record.on_host ? 0 : edge_size(entry);
+  const bool state = record.state.exists() && !record.host_state;
+  if (kv == 0 && !state) return true;
+  const std::int64_t lacking = kv - host_kv_free();
+  if (lacking > 0 && evict_host(lacking, 0).kv < lacking) return false;
+  if (state && host_states_free() == 0) evict_host(0, 1);
+  if (state && host_states_free() == 0) return false;
+  host_kv_ += kv;
+  host_states_ += state ? 1 : 0;
+  record.on_host = true;
+  record.host_state = record.host_state || state;
+  record.backup = ++copies_;
+  lock(entry->first, true);
+  backups_.push_back({.number = copies_, .end = entry->first});
+  return true;
+}
+
+/// It leaves the device, and the host keeps it.
+void SglangPrefixMap::demote(Entry leaf, Evicted& evicted) {
+  const std::int64_t tokens = edge_size(leaf);
+  kv_ -= tokens;
+  evicted.kv += tokens;
+  leaf->second.on_device = false;
+  const bool had_state = leaf->second.state.exists();
+  free_state(leaf->second, evicted);
+  if (had_state) spare_no_more(leaf->second);
+}
+
+/// The device no longer has the state, so the host may evict its own.
+void SglangPrefixMap::spare_no_more(Record& record) {
+  if (record.host_state && record.host_state_lock == 0) record.host_use = ++uses_;
+}
+
+bool SglangPrefixMap::is_host_leaf(Entry entry) {
+  const Record& record = entry->second;
+  return !record.on_device && child_count(entry) == 0 && record.full_lock == 0 &&
+         record.state_lock == 0 && record.host_lock == 0 && record.host_state_lock == 0;
+}
+
+SglangPrefixMap::Evicted SglangPrefixMap::evict_host(std::int64_t kv, std::int64_t states) {
+  Evicted evicted;
+  const auto drop_from_host = [&](Entry leaf) {
+    const std::int64_t tokens = edge_size(leaf);
+    host_kv_ -= tokens;
+    evicted.kv += tokens;
+    if (leaf->second.host_state) {
+      --host_states_;
+      ++evicted.states;
+    }
+    records_.erase(leaf);
+  };
+  const auto oldest = [&](auto may_go, auto age) {
+    Entry found = records_.end();
+    for (Entry entry = records_.begin(); entry != records_.end(); ++entry)
+      if (may_go(entry) && (found == records_.end() || age(entry) < age(found))) found = entry;
+    return found;
+  };
+  while (evicted.kv < kv) {
+    const Entry leaf = oldest([&](Entry entry) { return is_host_leaf(entry); },
+                              [](Entry entry) { return entry->second.last_access; });
+    if (leaf == records_.end()) break;
+    drop_from_host(leaf);
+  }
+  while (evicted.states < states) {
+    const Entry victim = oldest([](Entry entry) { return entry->second.host_use != 0; },
+                                [](Entry entry) { return entry->second.host_use; });
+    if (victim == records_.end()) break;
+    if (is_host_leaf(victim)) {
+      drop_from_host(victim);
+      continue;
+    }
+    victim->second.host_state = false;
+    victim->second.host_use = 0;
+    --host_states_;
+    ++evicted.states;
+  }
+  return evicted;
+}
+
+// --- To the device ------------------------------------------------------------------------------
+
+std::int64_t SglangPrefixMap::shared_on_device(const Prefix& key) {
+  const std::int64_t stored = longest_shared(key);
+  if (stored == 0) return 0;
+  // The last shared token lies on the edge of the shortest extension of the shared part.
+  if (records_.lower_bound(key.first(stored))->second.on_device) return stored;
+  std::int64_t longest = 0;
+  for (const Entry entry : path_of(key))
+    if (entry->second.on_device) longest = entry->first.size();
+  return longest;
+}
+
+std::int64_t SglangPrefixMap::missing(const Prefix& end) {
+  std::int64_t tokens = 0;
+  for (const Entry entry : path_of(end))
+    if (!entry->second.on_device) tokens += edge_size(entry);
+  return tokens;
+}
+
+std::int64_t SglangPrefixMap::lock_host(const Prefix& end) {
+  const Entry entry = records_.find(end);
+  ++entry->second.host_lock;
+  ++entry->second.host_state_lock;
+  entry->second.host_use = 0;
+  return end.size() - edge_size(entry);
+}
+
+/// A split since then has given the shorter half the lock as well.
+void SglangPrefixMap::unlock_host(const Prefix& end, std::int64_t begin) {
+  for (const Entry entry : path_of(end))
+    if (entry->first.size() > begin) --entry->second.host_lock;
+  Record& last = records_.at(end);
+  --last.host_state_lock;
+  if (!last.state.exists()) spare_no_more(last);
+}
+
+void SglangPrefixMap::load(const Prefix& end, StateSlot state, std::int64_t host_begin) {
+  kv_ += missing(end);
+  for (const Entry entry : path_of(end)) entry->second.on_device = true;
+  Record& last = records_.at(end);
+  last.state = state;
+  use_state(last);
+  loads_.push_back({.number = ++copies_, .end = end, .host_begin = host_begin});
+}
+
+// --- Copies -------------------------------------------------------------------------------------
+
+bool SglangPrefixMap::land(std::deque<Copy>& copies) {
+  const auto next =
+      std::find_if(copies.begin(), copies.end(), [](const Copy& copy) { return !copy.landed; });
+  if (next == copies.end()) return false;
+  next->landed = true;
+  return true;
+}
+
+void SglangPrefixMap::land_loads(std::int64_t number) {
+  for (Copy& load : loads_) load.landed = load.landed || load.number <= number;
+}
+
+std::int64_t SglangPrefixMap::settle() {
+  std::int64_t settled = 0;
+  for (; !backups_.empty() && backups_.front().landed; ++settled) {
+    const Copy backup = backups_.front();
+    backups_.pop_front();
+    for (const Entry entry : path_of(backup.end))
+      if (entry->second.backup == backup.number) entry->second.backup = 0;
+    unlock(backup.end, true);
+  }
+  for (; !loads_.empty() && loads_.front().landed; ++settled) {
+    const Copy load = loads_.front();
+    loads_.pop_front();
+    unlock(load.end, true);
+    unlock_host(load.end, load.host_begin);
+  }
+  return settled;
+}
+
+// --- The oracle's part --------------------------------------------------------------------------
+
+/// Loads the request's first `more` tokens, of which the device has the first `best`; afterwards
+/// `best` is what the request begins with, and it is locked. An answer where the request cannot be
+/// admitted at all.
+std::optional<Refusal> SglangOracle::load(Request& request, Prefix& best, std::int64_t more,
+                                          bool& loaded) {
+  const Prefix whole = request.known.first(more);
+  const std::int64_t begin = cached_.lock_host(whole);
+  cached_.lock(whole, true);
+  Evicted unreported;
+  request.live = take_slot(unreported);
+  const bool has_slot = request.live.exists();
+  StateSlot of_prefix;
+  // KV is sought before the second slot: its eviction may free slots as well.
+  if (has_slot && make_kv_free(cached_.missing(whole), unreported))
+    of_prefix = take_slot(unreported);
+  loaded = of_prefix.exists();
+  if (loaded) {
+    cached_.load(whole, of_prefix, begin);
+    cached_.lock(whole, true);
+    cached_.unlock(best, true);
+    best = whole;
+    return std::nullopt;
+  }
+  cached_.unlock(whole, true);
+  cached_.unlock_host(whole, begin);
+  release_slot(request.live);
+  request.live = StateSlot::none();
+  if (!has_slot) return Refusal::no_state_slot;
+  if (best.empty()) return std::nullopt;
+  request.live = take_slot(unreported);  // the state that the device has is copied after all
+  if (!request.live.exists()) return Refusal::no_state_slot;
+  return std::nullopt;
+}
+
+Result<Reply> SglangOracle::evict(const Operation& operation) {
+  const std::string& tier = operation.tier.exists() ? operation.tier.text() : "";
+  const bool of_host = tier == "host";
+  if (!tier.empty() && (!cached_.has_host() || (tier != "device" && !of_host)))
+    return fail(fmt::format("evict: there is no tier {} here", tier));
+  const bool room = operation.room != Operation::kAbsent;
+  if (room && of_host) return fail("evict: room is made on the device");
+  if (room) return make_room(operation);
+  const std::int64_t kv = std::max<std::int64_t>(0, operation.kv);
+  const std::int64_t states = std::max<std::int64_t>(0, operation.state);
+  if (!of_host) return evict(kv, states);
+  const Evicted evicted = cached_.evict_host(kv, states);
+  return Reply().set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
+}
+
+/// All copies end first, and the host is emptied after the device.
+Reply SglangOracle::flush() {
+  constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
+  while (cached_.land_backup() || cached_.land_load()) continue;
+  cached_.settle();
+  const Reply reply = evict(kEverything, kEverything);
+  if (cached_.has_host()) cached_.evict_host(kEverything, kEverything);
+  return reply;
+}
+
+Result<Reply> SglangOracle::land(const Operation& operation) {
+  const std::string& tier = operation.tier.text();
+  if (!cached_.has_host() || (tier != "host" && tier != "device"))
+    return fail(fmt::format("land: there is no tier {} here", tier));
+  const bool landed = tier == "host" ? cached_.land_backup() : cached_.land_load();
+  return Reply().set(ReplyField::n, landed ? 1 : 0);
+}
+
+Result<Reply> SglangOracle::settle() {
+  if (!cached_.has_host()) return fail("settle: there is one tier alone");
+  return Reply().set(ReplyField::n, cached_.settle());
+}
+
+}  // namespace lockstep::reference

@@ -1,0 +1,21 @@
+#include "reference/protocol/host_tier.hpp"
+
+#include "reference/base/registry.hpp"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kKvField = "host_kv", kStatesField = "host_states";
+
+const Registration<ConfigOption> kKv{
+    {.name = kKvField, .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}}};
+const Registration<ConfigOption> kStates{
+    {.name = kStatesField, .otherwise = "0", .number = {{0, std::int64_t{1} << 24}}}};
+
+}  // namespace
+
+bool has_host_tier(const Config& config) {
+  return config.number(kKvField) != 0;
+}
+
+}  // namespace lockstep
