@@ -121,8 +121,7 @@ class Machine:
         folder.mkdir(parents=True)
         text = trace.read_text()
         if model == "small-deepseek-v3":
-            first, *others = re.findall(r"^# run: .*\n(?:# finds: .*\n)?", text, re.M)
-            for line in others:
+            for line in re.findall(r"^# run: .*\n(?:# finds: .*\n)?", text, re.M)[1:]:
                 text = text.replace(line, "", 1)
         (folder / trace.name).write_text(text)
         ran = self.report(name, folder.parent, ["--model", model])

@@ -434,32 +434,31 @@ TEST(StreamedWorkload, endsItsRequestsAsARunThatForgetsThem) {
   }
 }
 
+/// The most memory that a command takes for so many requests of sessions.
+long peak_kib(const std::string& command, const std::string& requests,
+              const std::vector<std::string>& more) {
+  std::vector<std::string> words = {command, "sessions:output=4,gap_us=20000,requests=" + requests};
+  words.insert(words.end(), more.begin(), more.end());
+  const ProgramRun run = run_program(words);
+  EXPECT_EQ(run.status, kExitPass) << run.err;
+  return run.peak_kib;
+}
+
 // Ended requests are not held: a long workload takes little more memory than a short one.
 TEST(StreamedWorkload, memoryDoesNotGrowWithTheTokens) {
   if (testing_support::kSanitized) GTEST_SKIP() << "a sanitizer keeps what is freed for a while";
-  const auto peak = [](const std::string& requests) {
-    const ProgramRun run =
-        run_program({"replay", "sessions:output=4,gap_us=20000,requests=" + requests, "--subject",
-                     "sglang-no-buffer", "--check", "off"});
-    EXPECT_EQ(run.status, kExitPass) << run.err;
-    return run.peak_kib;
-  };
-  const long few = peak("2000");
-  const long many = peak("22000");  // 30 million tokens more
+  const std::vector<std::string> words = {"--subject", "sglang-no-buffer", "--check", "off"};
+  const long few = peak_kib("replay", "2000", words);
+  const long many = peak_kib("replay", "22000", words);  // 30 million tokens more
   EXPECT_LT(many - few, 30'000) << "1.5 KiB a request is what a ledger may take";
 }
 
 // Of a comparison two times and the digests of its states are left of a request.
 TEST(StreamedWorkload, aComparisonForgetsItsRequests) {
   if (testing_support::kSanitized) GTEST_SKIP() << "a sanitizer keeps what is freed for a while";
-  const auto peak = [](const std::string& requests) {
-    const ProgramRun run =
-        run_program({"compare", "sessions:output=4,gap_us=20000,requests=" + requests, "--policies",
-                     "sglang-no-buffer", "--capacity", "4GiB"});
-    EXPECT_EQ(run.status, kExitPass) << run.err;
-    return run.peak_kib;
-  };
-  EXPECT_LT(peak("42000") - peak("2000"), 8'000) << "0.2 KiB a request";
+  const std::vector<std::string> words = {"--policies", "sglang-no-buffer", "--capacity", "4GiB"};
+  EXPECT_LT(peak_kib("compare", "42000", words) - peak_kib("compare", "2000", words), 8'000)
+      << "0.2 KiB a request";
 }
 
 // The name of a file does not tell its format, its content does.

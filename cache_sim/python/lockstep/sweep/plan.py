@@ -57,6 +57,10 @@ def this_build() -> Build:
     return Build(version, summed.hexdigest()[:16])
 
 
+def program_digest(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def version_of(names: list[str], base: pathlib.Path, build: Build) -> str:
     """The version of subjects: that of Lockstep, or a digest of the files and folders that their commands name."""
     found = hashlib.sha256()
@@ -198,10 +202,10 @@ class _Reader:
         expect_nothing_else(values, "mutants, traces, version")
         try:
             mutants = json.loads(file.read_text(encoding="utf-8"))
-            summed = hashlib.sha256((file.parent / MUTANT_PROGRAM).read_bytes())
+            digest = program_digest(file.parent / MUTANT_PROGRAM)
         except (OSError, ValueError) as error:
             raise ValueError(f"mutants: {file.parent} is not what `properties/mutants/run.py --sweep` makes: {error}") from None
-        return {"kind": "mutants", "folder": os.path.relpath(file.parent, self.base), "program": summed.hexdigest()[:16],
+        return {"kind": "mutants", "folder": os.path.relpath(file.parent, self.base), "program": digest,
                 "mutants": mutants, "traces": traces, "units": len(mutants)}
 
 

@@ -1,7 +1,6 @@
 """Plays one unit of a plan. Its result holds no time, no path and no name of a machine: the same unit gives the same bytes."""
 from __future__ import annotations
 
-import hashlib
 import json
 import pathlib
 import re
@@ -15,7 +14,7 @@ from lockstep import calls, nightly_server
 from lockstep.calls import FOUND, last_line, run_for_json, words_of
 from lockstep.sweep.corpus import smallest_cover
 from lockstep.sweep.keys import early_key, field_of, verb_of
-from lockstep.sweep.plan import FILES_A_UNIT, MUTANT_PROGRAM, Plan, cell_of, corpus_files
+from lockstep.sweep.plan import FILES_A_UNIT, MUTANT_PROGRAM, Plan, cell_of, corpus_files, program_digest
 from lockstep.sweep.publish import digest_of
 
 FINDINGS_A_UNIT = 10
@@ -84,7 +83,7 @@ def _mutant(plan: Plan, section: dict[str, Any], at: int, folder: pathlib.Path) 
     """The search for one mutant. A program that dies of it, or a trace that never ends, has found it."""
     one, seed = section["mutants"][at], section["first_seed"] + at
     path = plan.base / section["folder"] / MUTANT_PROGRAM
-    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest()[:16] != section["program"]:
+    if not path.is_file() or program_digest(path) != section["program"]:
         raise Lost(f"{path} is not the program that the plan has")
     words = ["explore", *one["words"], "--seed", str(seed), "--traces", str(section["traces"]), "--no-shrink", "--timeout", MUTANT_TIMEOUT,
              "--out", str(folder / "found"), "-q"]
