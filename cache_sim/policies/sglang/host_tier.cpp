@@ -113,13 +113,22 @@ void RadixTree::demote(NodeIndex index, Evicted& evicted) {
   touch(index, true);
   touch(leaf.parent, false);
   list_if_leaf(leaf.parent, neighbour.exists() ? neighbour : leaf_oldest_);
+  list_host_leaf(index);
 }
 
 /// A state that is on the host alone may be evicted there; it enters the list as the newest.
 void RadixTree::list_host_state(NodeIndex index) {
   HostNode& copy = host_->nodes[index.value];
-  if (copy.state.exists() && !node(index).state.exists() && copy.state_lock == 0)
-    copy.state_use = ++host_->uses;
+  if (!copy.state.exists() || node(index).state.exists() || copy.state_lock != 0) return;
+  unlist_host_state(index);
+  copy.state_use = ++host_->uses;
+  host_->listed_states.emplace(copy.state_use, index);
+}
+
+void RadixTree::unlist_host_state(NodeIndex index) {
+  HostNode& copy = host_->nodes[index.value];
+  if (copy.state_use != 0) host_->listed_states.erase(copy.state_use);
+  copy.state_use = 0;
 }
 
 /// Of a node that is split, the state's copy stays with the longer half.
@@ -148,6 +157,17 @@ bool RadixTree::is_host_leaf(NodeIndex index) const {
          copy.state_lock == 0;
 }
 
+/// Enters a node into the list of host leaves, moves it or takes it out, as it is now.
+void RadixTree::list_host_leaf(NodeIndex index) {
+  HostNode& copy = host_->nodes[index.value];
+  const std::uint64_t use = is_host_leaf(index) ? node(index).last_access : 0;
+  if (copy.leaf_use == use) return;
+  if (copy.leaf_use != 0) host_->listed_leaves.erase(copy.leaf_use);
+  copy.leaf_use = use;
+  if (use != 0)
+    require(host_->listed_leaves.emplace(use, index).second, "no two nodes have one access time");
+}
+
 void RadixTree::drop_host_leaf(NodeIndex index, Evicted& evicted) {
   RadixNode& leaf = nodes_[index.value];
   HostNode& copy = host_->nodes[index.value];
@@ -157,7 +177,11 @@ void RadixTree::drop_host_leaf(NodeIndex index, Evicted& evicted) {
     host_->states.release(copy.state);
     evicted.states += 1;
   }
+  unlist_host_state(index);
   remove_child(index);
+  leaf.alive = false;
+  list_host_leaf(index);
+  list_host_leaf(leaf.parent);
   touch(index, true);
   touch(leaf.parent, false);
   copy = HostNode{};
@@ -167,26 +191,21 @@ void RadixTree::drop_host_leaf(NodeIndex index, Evicted& evicted) {
   dead_.push_back(index);
 }
 
+/// The node whose state the host evicts next; none where no state may go.
+NodeIndex RadixTree::next_host_state() const {
+  if (!rules_.host_evicts_listed_alone)
+    for (std::uint32_t i = 1; i < nodes_.size(); ++i)
+      if (host_->nodes[i].state.exists() && host_->nodes[i].state_use == 0) return {i};
+  const auto& listed = host_->listed_states;
+  return listed.empty() ? NodeIndex::none() : listed.begin()->second;
+}
+
 RadixTree::Evicted RadixTree::evict_host(std::int64_t kv_tokens, std::int64_t states) {
   Evicted evicted;
-  while (evicted.kv < kv_tokens) {
-    NodeIndex oldest;
-    for (std::uint32_t i = 1; i < nodes_.size(); ++i)
-      if (is_host_leaf({i}) &&
-          (!oldest.exists() || nodes_[i].last_access < node(oldest).last_access))
-        oldest = {i};
-    if (!oldest.exists()) break;
-    drop_host_leaf(oldest, evicted);
-  }
+  while (evicted.kv < kv_tokens && !host_->listed_leaves.empty())
+    drop_host_leaf(host_->listed_leaves.begin()->second, evicted);
   while (evicted.states < states) {
-    NodeIndex oldest;
-    for (std::uint32_t i = 1; i < nodes_.size(); ++i) {
-      const HostNode& copy = host_->nodes[i];
-      const bool listed =
-          rules_.host_evicts_listed_alone ? copy.state_use != 0 : copy.state.exists();
-      if (listed && (!oldest.exists() || copy.state_use < host_->nodes[oldest.value].state_use))
-        oldest = {i};
-    }
+    const NodeIndex oldest = next_host_state();
     if (!oldest.exists()) break;
     if (is_host_leaf(oldest)) {
       drop_host_leaf(oldest, evicted);
@@ -196,7 +215,7 @@ RadixTree::Evicted RadixTree::evict_host(std::int64_t kv_tokens, std::int64_t st
     HostNode& copy = host_->nodes[oldest.value];
     host_->states.release(copy.state);
     copy.state = StateSlot::none();
-    copy.state_use = 0;
+    unlist_host_state(oldest);
     evicted.states += 1;
     touch(oldest, false);
   }
@@ -213,6 +232,7 @@ void RadixTree::put_on_device(NodeIndex index, KvRuns kv) {
   ++nodes_[back.parent.value].child_count;
   unlist(back.parent);
   list_if_leaf(index);
+  list_host_leaf(index);
   touch(index, true);
   touch(back.parent, false);
 }
@@ -221,7 +241,8 @@ std::uint32_t RadixTree::lock_host(NodeIndex index) {
   HostNode& copy = host_->nodes[index.value];
   ++copy.kv_lock;
   ++copy.state_lock;
-  copy.state_use = 0;
+  unlist_host_state(index);
+  list_host_leaf(index);
   return node(index).start;
 }
 
@@ -233,6 +254,7 @@ void RadixTree::unlock_host(NodeIndex index, std::uint32_t begin) {
   for (NodeIndex at = index;; at = node(at).parent) {
     require(host_->nodes[at.value].kv_lock != 0, "a host lock is taken back once");
     --host_->nodes[at.value].kv_lock;
+    list_host_leaf(at);
     if (node(at).start == begin) return;
   }
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <vector>
 
 #include "cache_sim/policies/pools.hpp"
@@ -20,6 +21,7 @@ struct HostNode {
   std::uint64_t backup = 0;     ///< the backup of it that is not settled; 0: none
   std::uint32_t children = 0;   ///< nodes below it, on whichever tier
   std::uint64_t state_use = 0;  ///< place in the list of host states; 0: not listed
+  std::uint64_t leaf_use = 0;   ///< place in the list of host leaves; 0: not listed
 };
 
 /// A copy that is not settled. It holds a lock on its node's path and state; a load holds one on
@@ -47,6 +49,8 @@ struct HostTier {
   std::deque<CopyInFlight> backups, loads;
   std::uint64_t copies = 0;  ///< so many were queued: the id of the newest
   std::uint64_t uses = 0;    ///< of host states
+  // Candidates of host eviction, the oldest first: leaves by access time, states by their use.
+  std::map<std::uint64_t, NodeIndex> listed_leaves, listed_states;
 
   /// Lands the oldest copy of the queue that has not; false where there is none.
   bool land(std::deque<CopyInFlight>& queue);

@@ -109,6 +109,13 @@ void RadixAuditor::check_host_node(NodeIndex node, std::vector<char>& kv_seen,
                        copy.state_use != 0 ? "" : "not "),
            "in it while it is on the host alone and not locked",
            copy.state_use != 0 ? "in it" : "not in it");
+  if (copy.leaf_use != (tree.is_host_leaf(node) ? now.last_access : 0))
+    report(FindingKind::lru_order,
+           fmt::format("{} is {}in the list of host leaves", name_of(node),
+                       copy.leaf_use == 0        ? "not "
+                       : tree.is_host_leaf(node) ? "out of its place "
+                                                 : ""),
+           "at its access time while it is a leaf of the host", std::to_string(copy.leaf_use));
   check_host_labels(node);
 }
 

@@ -153,6 +153,7 @@ NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
   }
   add_child(upper_index);
   add_child(child_index);
+  if (host_ != nullptr) list_host_leaf(child_index);
   if (rules_.insert_renews_path) renew_state(child_index);
   touch(upper_index, true);
   touch(child_index, true);
@@ -187,7 +188,7 @@ bool RadixTree::attach(NodeIndex index, StateSlot state) {
   if (end.state_lock != 0) LOCKSTEP_MARK("insert.refills_locked_tombstone");
   end.state = state;
   lru_push_newest(index);
-  if (host_ != nullptr) host_->nodes[index.value].state_use = 0;
+  if (host_ != nullptr) unlist_host_state(index);
   (end.state_lock != 0 ? sizes_.protected_states : sizes_.evictable_states) += 1;
   cap_states(index);
   return false;
@@ -279,6 +280,7 @@ void RadixTree::refresh_path(NodeIndex end) {
   while (!is_on_device(leaf)) leaf = node(leaf).parent;
   unlist(leaf);
   list_if_leaf(leaf);
+  if (host_ != nullptr) list_host_leaf(end);
   touch(end, false);
 }
 
@@ -394,6 +396,7 @@ void RadixTree::lock_kv(NodeIndex index) {
     unlist(index);
     sizes_.evictable_kv -= device_size(index);
     sizes_.protected_kv += device_size(index);
+    if (host_ != nullptr) list_host_leaf(index);
   }
   touch(index, false);
 }
@@ -405,6 +408,7 @@ void RadixTree::unlock_kv(NodeIndex index) {
     sizes_.evictable_kv += device_size(index);
     sizes_.protected_kv -= device_size(index);
     if (host_ != nullptr) list_if_leaf(index);
+    if (host_ != nullptr) list_host_leaf(index);
   }
   touch(index, false);
 }
@@ -420,6 +424,7 @@ void RadixTree::lock_state(NodeIndex index) {
     --sizes_.evictable_states;
     ++sizes_.protected_states;
   }
+  if (host_ != nullptr) list_host_leaf(index);
   touch(index, false);
 }
 
@@ -432,6 +437,7 @@ void RadixTree::unlock_state(NodeIndex index) {
     ++sizes_.evictable_states;
     --sizes_.protected_states;
   }
+  if (host_ != nullptr) list_host_leaf(index);
   touch(index, false);
 }
 

@@ -194,6 +194,9 @@ class RadixTree {
   void queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_slot, std::uint32_t begin);
   void demote(NodeIndex node, Evicted& evicted);
   void list_host_state(NodeIndex node);
+  void unlist_host_state(NodeIndex node);
+  void list_host_leaf(NodeIndex node);
+  NodeIndex next_host_state() const;
   void drop_host_leaf(NodeIndex node, Evicted& evicted);
   void put_on_device(NodeIndex node, KvRuns kv);
   std::uint32_t lock_host(NodeIndex node);
