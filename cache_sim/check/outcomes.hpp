@@ -57,7 +57,8 @@ struct LeftOut {
 struct SubjectTotals {
   std::int64_t input_tokens = 0;  ///< of prompts, counted at each request's first admission
   std::int64_t hit_tokens = 0;
-  std::int64_t evicted_kv = 0;  ///< where replies report it
+  std::int64_t host_hit_tokens = 0;  ///< those of hit_tokens that were loaded from the host
+  std::int64_t evicted_kv = 0;       ///< where replies report it
   std::int64_t evicted_states = 0;
   std::int64_t preemptions = 0;  ///< of requests that had computed tokens
 };

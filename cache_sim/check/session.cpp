@@ -76,6 +76,7 @@ SubjectTotals ReplaySession::totals(std::size_t i) const {
     const SubjectTotals& one = seats_[i]->totals;
     all.input_tokens += one.input_tokens;
     all.hit_tokens += one.hit_tokens;
+    all.host_hit_tokens += one.host_hit_tokens;
     all.evicted_kv += one.evicted_kv;
     all.evicted_states += one.evicted_states;
     all.preemptions += one.preemptions;
@@ -374,6 +375,7 @@ void ReplaySession::count(const Operation& operation, const Reply& reply, Subjec
     if (known == nullptr || known->cached_tokens < 0) {
       totals.input_tokens += operation.tokens.size();
       totals.hit_tokens += reply.get(ReplyField::cached);
+      totals.host_hit_tokens += std::max<std::int64_t>(reply.get(ReplyField::host), 0);
     }
   }
   if (operation.verb == Verb::evict || operation.verb == Verb::flush) {

@@ -384,6 +384,23 @@ class Comparer {
     measures.stored_tokens = content->kv_total - content->kv_free;
     measures.states = content->states_total - content->states_free;
     if (has_states) measures.dead_tokens = dead_tokens(*content);
+    if (content->host) row.host = host_of(run, totals.host_hit_tokens);
+  }
+
+  /// The host tiers of all ranks.
+  ComparedHost host_of(const ReplaySession& run, std::int64_t hit_tokens) const {
+    ComparedHost all{.hit_tokens = hit_tokens};
+    const auto bytes = [&](const SnapshotHost::Copied& copied) {
+      return copied.kv_tokens * model_.token_bytes + copied.states * model_.state_bytes;
+    };
+    for (std::int64_t rank = 0; rank < run.options().config.ranks; ++rank) {
+      const SnapshotHost host = *run.snapshot(0, static_cast<std::size_t>(rank))->host;
+      all.kv_tokens = host.kv_total;
+      all.state_slots = host.states_total;
+      all.bytes_to_host += bytes(host.to_host);
+      all.bytes_to_device += bytes(host.to_device);
+    }
+    return all;
   }
 
   const CompareRequest& request_;
@@ -418,6 +435,10 @@ std::uint64_t Comparison::digest() const {
           m.stored_tokens, m.dead_tokens, m.states, m.states_admitted, m.states_never_hit,
           m.evicted_tokens, m.evicted_states, row.preemptions, row.refused_requests,
           row.ttft ? row.ttft->mean : 0, row.e2e ? row.e2e->mean : 0})
+      digest.add(static_cast<std::uint64_t>(count));
+    if (!row.host) continue;
+    for (const std::int64_t count :
+         {row.host->hit_tokens, row.host->bytes_to_host, row.host->bytes_to_device})
       digest.add(static_cast<std::uint64_t>(count));
   }
   return digest.value;

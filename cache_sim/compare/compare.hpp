@@ -46,6 +46,14 @@ struct TimeSummary {
   Nanoseconds p99 = 0;
 };
 
+/// The host tier of a policy that has one. Its memory is beside the capacity.
+struct ComparedHost {
+  std::int64_t kv_tokens = 0;
+  std::int64_t state_slots = 0;
+  std::int64_t hit_tokens = 0;  ///< those of all hit tokens that were loaded from the host
+  std::int64_t bytes_to_host = 0, bytes_to_device = 0;  ///< of all copies that were queued
+};
+
 /// One policy at one capacity.
 struct ComparedPolicy {
   std::string policy;
@@ -59,6 +67,7 @@ struct ComparedPolicy {
   bool tells_contents = true;
   std::string chosen;  ///< the value that alpha=best has chosen
   PolicyMeasures measures;
+  std::optional<ComparedHost> host;
   // Only of policies behind the scheduler.
   bool scheduled = false;
   std::int64_t preemptions = 0;

@@ -52,6 +52,12 @@ Json compared_json(const ComparedPolicy& row, const Model& model) {
     json["states_never_hit"] = m.states_never_hit;
     json["evictions"] = {{"kv_tokens", m.evicted_tokens}, {"states", m.evicted_states}};
   }
+  if (row.host)
+    json["host"] = {{"kv_tokens", row.host->kv_tokens},
+                    {"state_slots", row.host->state_slots},
+                    {"hit_tokens", row.host->hit_tokens},
+                    {"bytes_to_host", row.host->bytes_to_host},
+                    {"bytes_to_device", row.host->bytes_to_device}};
   if (!row.scheduled) return json;
   json["preemptions"] = row.preemptions;
   json["refused"] = row.refused_requests;

@@ -73,7 +73,7 @@ std::int64_t dead_tokens(const Snapshot& content) {
   for (std::size_t i = content.nodes.size(); i-- > 0;) {
     const SnapshotNode& node = content.nodes[i];
     const auto parent = static_cast<std::size_t>(node.parent);
-    alive[i] = alive[i] || node.has_state;
+    alive[i] = alive[i] || node.has_state || node.has_host_state;
     if (alive[i] && node.parent >= 0) alive[parent] = true;
     if (!alive[i]) dead += node.depth - (node.parent < 0 ? 0 : content.nodes[parent].depth);
   }

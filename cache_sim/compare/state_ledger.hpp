@@ -31,7 +31,8 @@ class StateLedger {
   std::size_t count_ = 0;
 };
 
-/// Tokens of KV in nodes without a state in their subtree: no request can reuse them.
+/// Tokens of KV in nodes without a state in their subtree, on either tier: no request can reuse
+/// them.
 std::int64_t dead_tokens(const Snapshot& content);
 
 }  // namespace lockstep::cache_sim

@@ -36,6 +36,30 @@ std::string milliseconds(const std::optional<cache_sim::TimeSummary>& times) {
   return times ? fmt::format("{:.0f}", static_cast<double>(times->mean) / 1e6) : "–";
 }
 
+/// Of the policies that have a host tier, what comes from it and what is copied.
+void print_hosts(const Comparison& comparison) {
+  constexpr std::string_view kRow = "{:<25} {:>10} {:>11} {:>11} {:>9} {:>9} {:>11} {:>11}\n";
+  const auto gib = [](std::int64_t bytes) {
+    return fmt::format("{:.1f}", static_cast<double>(bytes) / (std::int64_t{1} << 30));
+  };
+  bool is_first = true;
+  for (const ComparedPolicy& row : comparison.policies) {
+    if (!row.host) continue;
+    if (is_first) {
+      note(kRow, "host tier", "capacity", "host KV", "host", "hit on", "hit on", "to host",
+           "to device");
+      note(kRow, "", "", "tokens", "states", "device", "host", "GiB", "GiB");
+    }
+    is_first = false;
+    const cache_sim::PolicyMeasures& m = row.measures;
+    note(kRow, row.policy, cache_sim::capacity_text(row.capacity), row.host->kv_tokens,
+         row.host->state_slots,
+         fmt::format("{:.6f}", share(m.hit_tokens - row.host->hit_tokens, m.input_tokens)),
+         fmt::format("{:.6f}", share(row.host->hit_tokens, m.input_tokens)),
+         gib(row.host->bytes_to_host), gib(row.host->bytes_to_device));
+  }
+}
+
 void print_table(const CompareRequest& request, const Comparison& comparison) {
   constexpr std::string_view kRow =
       "{:<25} {:>10} {:>9} {:>9} {:>7} {:>8} {:>9} {:>13} {:>13} {:>8} {:>8} {:>8}\n";
@@ -56,6 +80,7 @@ void print_table(const CompareRequest& request, const Comparison& comparison) {
          told(m.evicted_tokens), told(m.dead_tokens), row.preemptions, milliseconds(row.ttft),
          row.ttft ? fmt::format("{:.1f}", row.output_tokens_per_s) : "–");
   }
+  print_hosts(comparison);
   const cache_sim::Conclusions conclusions = cache_sim::conclusions_of(comparison);
   for (const auto* const sentences : {&conclusions.general, &conclusions.of_policies})
     for (const std::string& sentence : *sentences) print("- {}\n", sentence);

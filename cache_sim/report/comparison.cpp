@@ -165,6 +165,22 @@ std::string states_sentence(const Comparison& comparison, const std::string& pol
       percent_text(rounded_ratio(row.measures.states_never_hit, row.measures.states_admitted)));
 }
 
+/// A sentence on the host tier of a policy.
+std::string host_sentence(const Comparison& comparison, const std::string& policy) {
+  const auto rows = curve_of(comparison, policy);
+  const ComparedPolicy& row = *rows[rows.size() / 2];
+  if (!row.host) return "";
+  const auto gib = [](std::int64_t bytes) {
+    return static_cast<double>(bytes) / static_cast<double>(kGib);
+  };
+  return fmt::format(
+      "Of what {} hits with {}, {} comes from the host: {:.1f} GiB went there, and {:.1f} GiB came "
+      "back.",
+      policy, capacity_text(row.capacity),
+      percent_text(rounded_ratio(row.host->hit_tokens, row.measures.hit_tokens)),
+      gib(row.host->bytes_to_host), gib(row.host->bytes_to_device));
+}
+
 /// A sentence on the ranks of a policy.
 std::string ranks_sentence(const Comparison& comparison, const std::string& policy) {
   const auto rows = curve_of(comparison, policy);
@@ -320,6 +336,7 @@ Conclusions conclusions_of(const Comparison& comparison) {
     told.push_back(row.policy);
     conclusions.of_policies.push_back(memory_sentence(comparison, row.policy));
     if (is_hybrid(row)) conclusions.of_policies.push_back(states_sentence(comparison, row.policy));
+    conclusions.of_policies.push_back(host_sentence(comparison, row.policy));
     conclusions.of_policies.push_back(ranks_sentence(comparison, row.policy));
   }
   for (std::string& sentence : evidence_sentences(comparison))

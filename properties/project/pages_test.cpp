@@ -458,6 +458,8 @@ TEST(PagesAndSources, haveEveryFieldOfTheJson) {
       {"compare", "sessions:requests=30", "--policies",
        "radix,kv-bound,vllm-align,marconi@alpha=best", "--capacity", "1GiB", "--limit", "20"},
       {"compare", "sessions:requests=30", "--policies", "radix", "--config", "ranks=2"},
+      {"compare", "sessions:requests=30", "--policies",
+       "sglang-no-buffer@host_kv=9000@host_states=9"},
       {"compare", "sessions:requests=10", "--policies", "radix", "--cost", "measured:NVIDIA"},
       {"explore", "--defect", "sglang-no-buffer:frees-donated-slot", "--out",
        scratch.path("found")},

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -43,11 +44,21 @@ struct SnapshotNode {
   bool locked = false;
   std::string path{};           ///< the tokens from the root, as findings name the node
   std::int64_t state_slot = 0;  ///< 0: none, or not one of numbered slots
+  bool has_host_state = false;
+};
+/// The host tier of a cache, and the copies that were queued so far.
+struct SnapshotHost {
+  struct Copied {
+    std::int64_t kv_tokens = 0, states = 0;
+  };
+  std::int64_t kv_total = 0, states_total = 0;
+  Copied to_host, to_device;
 };
 struct Snapshot {
   std::vector<SnapshotNode> nodes;  ///< parents before children
   std::int64_t kv_free = 0, kv_total = 0;
   std::int64_t states_free = 0, states_total = 0;
+  std::optional<SnapshotHost> host{};  ///< none: there is no such tier
 };
 
 class Subject {

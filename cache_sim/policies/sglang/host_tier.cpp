@@ -81,6 +81,8 @@ bool RadixTree::queue_backup(NodeIndex index) {
     backup.slots.states.push_back({source.state, target.state});
   }
   target.backup = backup.id;
+  host_->to_host.kv_tokens += tokens;
+  host_->to_host.states += with_state ? 1 : 0;
   host_->layers.queue_copy(backup.slots);
   host_->backups.push_back(std::move(backup));
   if (rules_.backup_locks) lock(index);
@@ -307,9 +309,11 @@ void RadixTree::queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_s
   std::vector<NodeIndex> missing;
   for (NodeIndex at = best; !is_on_device(at); at = node(at).parent) missing.push_back(at);
   CopyInFlight load{.id = ++host_->copies, .node = best, .slots = {}, .host_begin = begin};
+  host_->to_device.states += 2;
   for (std::uint32_t at = 0; !missing.empty(); missing.pop_back()) {
     const NodeIndex index = missing.back();
     const std::uint32_t end = at + node(index).edge_size();
+    host_->to_device.kv_tokens += end - at;
     KvRuns own;
     append_slice(own, kv, at, end);
     at = end;

@@ -10,6 +10,7 @@
 
 #include "cache_sim/policies/pools.hpp"
 #include "reference/base/ids.hpp"
+#include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -47,8 +48,9 @@ struct HostTier {
   std::vector<HostNode> nodes;  ///< by node of the tree
   // One stream for each direction: copies land in the order in which they were queued.
   std::deque<CopyInFlight> backups, loads;
-  std::uint64_t copies = 0;  ///< so many were queued: the id of the newest
-  std::uint64_t uses = 0;    ///< of host states
+  SnapshotHost::Copied to_host, to_device;  ///< queued so far
+  std::uint64_t copies = 0;                 ///< so many were queued: the id of the newest
+  std::uint64_t uses = 0;                   ///< of host states
   // Candidates of host eviction, the oldest first: leaves by access time, states by their use.
   std::map<std::uint64_t, NodeIndex> listed_leaves, listed_states;
 

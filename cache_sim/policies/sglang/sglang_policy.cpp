@@ -697,6 +697,9 @@ std::optional<Snapshot> SglangPolicy::snapshot() const {
   content.kv_total = kv_.slot_count();
   content.states_free = states_.free_count();
   content.states_total = states_.slot_count();
+  if (host_)
+    content.host = {host_->kv.slot_count(), host_->states.slot_count(), host_->to_host,
+                    host_->to_device};
   std::vector<std::uint32_t> order;
   for (std::uint32_t i = 1; i < tree_.node_count(); ++i)
     if (tree_.node({i}).alive) order.push_back(i);
@@ -713,7 +716,7 @@ std::optional<Snapshot> SglangPolicy::snapshot() const {
     content.nodes.push_back(
         {place[node.parent.value], node.path.slice(node.start, node.depth()).text(40), node.depth(),
          node.state.exists(), node.full_lock != 0, node.path.prefix(node.depth()).text(40),
-         node.state.exists() ? node.state.value : 0});
+         node.state.exists() ? node.state.value : 0, host_ && host_->nodes[i].state.exists()});
   }
   return content;
 }

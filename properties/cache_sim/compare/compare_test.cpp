@@ -383,6 +383,26 @@ TEST(Compare, countsWhatAReplayCounts) {
   EXPECT_LT(row.measures.states_never_hit, row.measures.states_admitted);
 }
 
+// What is loaded from the host counts as a hit and was copied there before.
+TEST(Compare, hitsAndCopiesAreToldByTier) {
+  const Comparison comparison =
+      compared("sessions:requests=150", {"sglang-no-buffer@host_kv=400000@host_states=100"}, {},
+               "kv_tokens=20000,state_slots=20");
+  const ComparedPolicy& row = comparison.policies[0];
+  ASSERT_TRUE(row.host);
+  EXPECT_EQ(row.host->kv_tokens, 400'000);
+  EXPECT_EQ(row.host->state_slots, 100);
+  EXPECT_GT(row.host->hit_tokens, 0);
+  EXPECT_LE(row.host->hit_tokens, row.measures.hit_tokens);
+  EXPECT_GE(row.host->bytes_to_device, row.host->hit_tokens * comparison.model.token_bytes / 2);
+  EXPECT_GT(row.host->bytes_to_host, 0);
+  EXPECT_EQ(compared_json(row, comparison.model)["host"]["hit_tokens"], row.host->hit_tokens);
+  const Comparison without =
+      compared("sessions:requests=150", {"sglang-no-buffer"}, {}, "kv_tokens=20000,state_slots=20");
+  EXPECT_FALSE(without.policies[0].host);
+  EXPECT_LT(without.policies[0].measures.hit_tokens, row.measures.hit_tokens);
+}
+
 // A cache that saves prefill work answers sooner.
 TEST(Compare, moreHitsMakeTheFirstTokenComeSooner) {
   const Comparison comparison =
