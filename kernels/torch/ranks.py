@@ -96,7 +96,7 @@ class Buckets:
             stream.synchronize()
             told.clear()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's own threads go on meanwhile
                 out = run(hidden)
             self.graphs[bucket] = (hidden, told, graph, out)
         finally:
