@@ -78,7 +78,8 @@ class Buckets:
     """One CUDA graph for each bucket of rows a rank; on a CPU the call itself stands for the graph.
 
     capture(bucket, run) calls run(hidden [bucket, width]) with a buffer that stays; run issues all collectives for
-    `bucket` rows on each rank. step(tokens, hidden) replays the smallest bucket that holds the largest batch."""
+    `bucket` rows on each rank. A graph keeps `run`, and so the tensors that run holds, whose addresses it replays.
+    step(tokens, hidden) replays the smallest bucket that holds the largest batch."""
 
     def __init__(self, ranks, like):
         self.ranks, self.like, self.graphs = ranks, like, {}
@@ -88,7 +89,7 @@ class Buckets:
         self.ranks.note = told.append
         try:
             if not hidden.is_cuda:
-                self.graphs[bucket] = (hidden, told, run, None)
+                self.graphs[bucket] = (hidden, told, None, None, run)
                 return
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):
@@ -96,18 +97,18 @@ class Buckets:
             stream.synchronize()
             told.clear()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's own threads go on meanwhile
                 out = run(hidden)
-            self.graphs[bucket] = (hidden, told, graph, out)
+            self.graphs[bucket] = (hidden, told, graph, out, run)
         finally:
             self.ranks.note = note
 
     def step(self, tokens, hidden):
-        buffer, told, graph, out = self.graphs[min(bucket for bucket in self.graphs if bucket >= max(tokens))]
+        buffer, told, graph, out, run = self.graphs[min(bucket for bucket in self.graphs if bucket >= max(tokens))]
         buffer.zero_()
         buffer[: len(hidden)] = hidden
-        if out is None:
-            return graph(buffer)[: len(hidden)].clone()
+        if graph is None:
+            return run(buffer)[: len(hidden)].clone()
         for line in told:
             self.ranks.note(line)
         graph.replay()
