@@ -63,7 +63,8 @@ def complaints(said):
     lines = said["check"]["said"]
     for size in (2, 4):
         if f"{size} ranks: equal to one device" not in lines:
-            wrong.append(f"{size} ranks were not equal to one GPU" if any(line.startswith(f"{size} ranks") for line in lines) else f"{size} ranks{UNMEASURED}")
+            ran = any(line.startswith(f"{size} ranks") for line in lines)
+            wrong.append(f"{size} ranks were not equal to one GPU" if ran else f"{size} ranks{UNMEASURED}")
     found = [line for line in lines if line.startswith("planted") and "NOT FOUND" not in line]
     wrong += [] if len(found) == DEFECTS else [f"{len(found)} of {DEFECTS} planted defects were found"]
     times = said.get("times", [])
