@@ -3,6 +3,7 @@
 
 run.py --build build/cpu --out DIR [SOURCE…] [--seeds 20] [--first 3] [--traces 5000] [--time 600]
 run.py --build build/cpu --out DIR [SOURCE…] --sweep    for the section `mutants` of `lockstep sweep`
+run.py --build build/cpu --out DIR [SOURCE…] --tests FILTER
 
 The mutated sources are compiled as the build folder compiles them and linked with its other objects, so that one
 program holds all mutants. Each is searched for with seeds 1 … --first; where one of them finds it, with the others
@@ -13,6 +14,9 @@ one that never ends keeps to the first seeds, one that equivalent.txt names and 
 Results are added to DIR/results.jsonl one by one, so that a run that was ended goes on where it was. A mutant that was
 not found and has a reason in equivalent.txt is listed as equivalent: nothing that anybody can observe depends on it.
 --publish FILE writes the table (Markdown) and, beside it, the data (JSON).
+
+A source that judges (cache_sim/check, cache_sim/logs) has no search that could find its mistakes. With --tests its
+mutants are linked into the program and into its tests, and a test of FILTER (as of GoogleTest) has to fail.
 """
 import argparse
 import collections
@@ -60,21 +64,25 @@ def build(options):
     subprocess.run([sys.executable, str(HERE / "mutate.py"), *options.sources,
                     "--root", str(ROOT), "--out", str(mutated)], check=True)
     commands = {c["file"]: c for c in json.loads((options.build / "compile_commands.json").read_text())}
-    parts = [options.build.resolve() / "CMakeFiles" / f"lockstep_{part}.dir" for part in ("program", "reference", "sim")]
-    objects = {str(path) for part in parts for path in part.rglob("*.o")}
+    programs = {"lockstep_mutants": "lockstep", **({"mutants_tests": "lockstep_tests"} if options.tests else {})}
+    links = {}
+    for name, target in programs.items():
+        commands_of = subprocess.run(["ninja", "-C", str(options.build), "-t", "commands", "-s", target],
+                                     check=True, capture_output=True, text=True)
+        links[name] = shlex.split(commands_of.stdout.strip().split("&&")[1])
     for name in options.sources:
         command = commands[str(ROOT / name)]
         words = shlex.split(command["command"])
         own = str((options.out / name.replace("/", "_")).with_suffix(".o").resolve())
-        built = pathlib.Path(command["directory"]).resolve() / words[words.index("-o") + 1]
-        objects.discard(str(built))
+        for link in links.values():
+            link[link.index(words[words.index("-o") + 1])] = own
         words[words.index("-o") + 1] = own
         words[words.index("-c") + 1] = str((mutated / name).resolve())
         print("compiling", name, flush=True)
         subprocess.run([*words, f"-I{mutated.resolve()}", "-Wno-error", "-w"], check=True, cwd=command["directory"])
-        objects.add(own)
-    subprocess.run(["c++", "-o", str(options.out / "lockstep_mutants"), *sorted(objects),
-                    "-lcrypto", "-lfmt", "-lzstd", "-lpthread"], check=True)
+    for name, link in links.items():
+        link[link.index("-o") + 1] = str((options.out / name).resolve())
+        subprocess.run(link, check=True, cwd=options.build)
 
 
 # --- The search -------------------------------------------------------------------------------------------------------
@@ -159,6 +167,19 @@ def judged(search, mutant, options, equivalent):
             "shrunk_lines": shrunk.lines if isinstance(shrunk, Found) else None,
             "shrink_executions": shrunk.executions if isinstance(shrunk, Found) else None,
             "trace": shrunk.trace if isinstance(shrunk, Found) else None}
+
+
+def killed_by(mutant, options):
+    """The first test that fails with the mutant, or how the program ended; None where all pass."""
+    try:
+        done = subprocess.run([(options.out / "mutants_tests").resolve(), "--gtest_fail_fast",
+                               f"--gtest_filter={options.tests}"], capture_output=True, text=True, errors="replace",
+                              timeout=LONGEST_S, env={**os.environ, "LOCKSTEP_MUTANT": str(mutant["number"]),
+                                                      "LOCKSTEP_PROGRAM": str((options.out / "lockstep_mutants").resolve())})
+    except subprocess.TimeoutExpired:
+        return "never ends"
+    failed = re.search(r"\[  FAILED  \] ([^\s,]+)", done.stdout)
+    return failed[1] if failed else "dies" if done.returncode else None
 
 
 # --- The table --------------------------------------------------------------------------------------------------------
@@ -280,6 +301,7 @@ def main():
     words.add_argument("--raw", action="store_true", help="nothing is shrunk")
     words.add_argument("--built", action="store_true", help="the program of the last call")
     words.add_argument("--sweep", action="store_true", help="no search: the program and the list that a sweep's `mutants` reads")
+    words.add_argument("--tests", metavar="FILTER", help="no search: the tests that have to find the mutants")
     words.add_argument("--publish", type=pathlib.Path, help="no search: the table of what was found so far")
     options = words.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -306,10 +328,15 @@ def main():
     for mutant in chosen:
         if time.monotonic() - start > options.time:
             break
-        result = judged(search, mutant, options, equivalent)
+        if options.tests:
+            killer = killed_by(mutant, options)
+            result = {"key": mutant["key"], "seeds_that_found": int(killer is not None), "test": killer}
+        else:
+            result = judged(search, mutant, options, equivalent)
         with open(options.out / "results.jsonl", "a") as file:
             file.write(json.dumps(result) + "\n")
-        print(f"{mutant['number']} {mutant['file']}:{mutant['line']} {mutant['kind']}: {result['seeds_that_found']}/"
+        place = f"{mutant['number']} {mutant['file']}:{mutant['line']} {mutant['kind']}"
+        print(f"{place}: {result['test']}" if options.tests else f"{place}: {result['seeds_that_found']}/"
               f"{result['seeds']} after {result['tests_to_detect']} {result['kind']} {result['shrunk_lines']}", flush=True)
 
 

@@ -51,7 +51,8 @@ ProgramRun run_program(const std::vector<std::string>& words) {
   std::FILE* const out = std::tmpfile();
   std::FILE* const err = std::tmpfile();
   require(out != nullptr && err != nullptr, "a test can make temporary files");
-  std::string program = LOCKSTEP_PROGRAM;
+  const char* const other = std::getenv("LOCKSTEP_PROGRAM");  // one with mutants
+  std::string program = other != nullptr ? other : LOCKSTEP_PROGRAM;
   std::vector<std::string> copies = words;
   std::vector<char*> arguments{program.data()};
   for (std::string& word : copies) arguments.push_back(word.data());
