@@ -220,10 +220,11 @@ class Latent final : public Unit {
             gathered(batch, row, seen, 0, static_cast<std::int64_t>(kv_size()));
         for (std::int64_t i = tokens.begin; i < tokens.end; ++i) {
           const std::int64_t n = K.rows() - (tokens.end - 1 - i), t = row.range.begin + i;
-          const Matrix<double> V = K.topLeftCorner(n, u_.latent);
           for (std::int64_t h = 0; h < u_.heads; ++h)
             mapped(at(latents.view(), t, h)) =
-                attend<double>(as_vector(at(q.view(), t, h)), K.topRows(n), V, scale).out;
+                attend<double>(as_vector(at(q.view(), t, h)), K.topRows(n),
+                               K.topLeftCorner(n, u_.latent), scale)
+                    .out;
         }
       });
     Array<double, 3> out(Shape<3>{T, u_.heads, u_.value_dim});
