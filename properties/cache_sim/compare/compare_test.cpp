@@ -383,7 +383,7 @@ TEST(Compare, countsWhatAReplayCounts) {
   EXPECT_LT(row.measures.states_never_hit, row.measures.states_admitted);
 }
 
-// What is loaded from the host counts as a hit and was copied there before.
+// A load from the host counts as a hit, and its source was copied there before.
 TEST(Compare, hitsAndCopiesAreToldByTier) {
   const Comparison comparison =
       compared("sessions:requests=150", {"sglang-no-buffer@host_kv=400000@host_states=100"}, {},
