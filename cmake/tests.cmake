@@ -57,7 +57,7 @@ function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where 
     "${PROJECT_BINARY_DIR}/traces.txt;${PROJECT_SOURCE_DIR}/properties/reference/caches/sglang_rules.txt")
   set(properties LABELS ${label} TIMEOUT 600)
   if(label STREQUAL full)  # 100,000 traces of a policy take up to four minutes alone
-    set(properties LABELS ${label} TIMEOUT 1800)
+    set(properties LABELS ${label} TIMEOUT 5400)
   endif()
   if(label STREQUAL gpu)
     list(APPEND properties RESOURCE_LOCK gpu)
