@@ -42,7 +42,7 @@ NOT_RUN = {
     r"\./lockstep test\b": "these are the tests; run by .ci/bare_machine",
     "build/current/lockstep_bench": "a benchmark",
     "properties/mutants/": "takes an hour",
-    r"(bench/(static_kv_)?on_gpu\.sh|reports/numbers_on_gpu\.py run)": "needs a GPU machine, or a network",
+    r"(bench/(static_kv_)?on_gpu\.sh|reports/(numbers|ranks)_on_gpu\.py run)": "needs a GPU machine, or a network",
     r"reports/evidence\.py merge": "needs results of a GPU",
     "--device cuda": "needs a GPU",
     "fixtures/subjects/sglang": "brings SGLang in from PyPI, or needs it",
