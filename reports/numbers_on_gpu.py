@@ -38,7 +38,6 @@ WITHOUT = ("radix", "vllm-align")
 POLICIES = {f"{size}-{model}": policies for model, policies in (("nemotron-h", WITH_STATES), ("qwen3-next", WITH_STATES), ("deepseek-v3", WITHOUT),
                                                                ("qwen3", WITHOUT), ("window", WITHOUT))
             for size in ("tiny", "small") if (size, model) != ("tiny", "deepseek-v3")}  # the kernels have latents of one size
-UNMEASURED = ": not measured"
 PIECE = 125  # traces of one process
 PARTS_OF_FIXTURES = 32
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
@@ -207,7 +206,7 @@ def measured(machine, parts):
 
 def complaints(said):
     """A sentence for each thing that is not as it must be."""
-    wrong = [f"{part}{UNMEASURED}" for part in PARTS if part not in said]
+    wrong = [f"{part}{static_kv.UNMEASURED}" for part in PARTS if part not in said]
     for part in ("tests", "defects"):
         if part in said:
             wrong += [f"{part}: {name} failed" for name in said[part]["failed"]]
@@ -216,7 +215,7 @@ def complaints(said):
         one = said["traces"].get(model, {"traces": 0, "wrong": []})
         wrong += one["wrong"]
         if one["traces"] < traces_of(model):
-            wrong.append(f"{model}: {one['traces']} of {traces_of(model)} traces{UNMEASURED}")
+            wrong.append(f"{model}: {one['traces']} of {traces_of(model)} traces{static_kv.UNMEASURED}")
     for part in ("fixtures", "long_fixtures"):
         if part in said:
             wrong += said[part]["wrong"] or ([] if said[part]["runs"] else [f"{part}: none was played"])
@@ -224,9 +223,7 @@ def complaints(said):
 
 
 def check(said, now):
-    older = ["its sources changed since it was measured: run reports/numbers_on_gpu.py run"] if said["sources"] != now else []
-    pending = str(said.get("pending", "")).strip()
-    return [one for one in complaints(said) + older if not (pending and (one in older or one.endswith(UNMEASURED)))]
+    return static_kv.unexcused(said, now, complaints(said), "reports/numbers_on_gpu.py")
 
 
 def selftest():
@@ -255,7 +252,7 @@ def main(words):
         with shared_gpu() as pipe:
             said = measured(Machine(results.resolve(), pipe), words[2:] or PARTS)
         (results / FILE.name).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
-        wrong = [one for one in complaints(said) if not (words[2:] and one.endswith(UNMEASURED))]
+        wrong = [one for one in complaints(said) if not (words[2:] and one.endswith(static_kv.UNMEASURED))]
         print(json.dumps(said, ensure_ascii=False))
         print("\n".join(wrong) or "everything is as it has to be")
         return int(bool(wrong))

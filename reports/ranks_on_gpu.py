@@ -27,7 +27,6 @@ FILE = ROOT / "reports/ranks_on_gpu.json"
 PATTERNS = ("kernels/torch/ranks.py", "properties/kernels/torch/ranks_check.py", "bench/ranks_times.py", "kernels/torch/mla_layer.cpp",
             "kernels/models/mla_layer.?[up]*")
 DEFECTS = 5
-UNMEASURED = ": not measured"
 CASES = 7  # batches and prompts, of each way
 
 
@@ -64,21 +63,19 @@ def complaints(said):
     for size in (2, 4):
         if f"{size} ranks: equal to one device" not in lines:
             ran = any(line.startswith(f"{size} ranks") for line in lines)
-            wrong.append(f"{size} ranks were not equal to one GPU" if ran else f"{size} ranks{UNMEASURED}")
+            wrong.append(f"{size} ranks were not equal to one GPU" if ran else f"{size} ranks{static_kv.UNMEASURED}")
     found = [line for line in lines if line.startswith("planted") and "NOT FOUND" not in line]
     wrong += [] if len(found) == DEFECTS else [f"{len(found)} of {DEFECTS} planted defects were found"]
     times = said.get("times", [])
     wrong += [f"{row['ranks']} ranks, {row['way']}: {row['wrong']}" for row in times if "wrong" in row]
     for size, ways in ((1, 1), (2, 2), (4, 2)):
         if (there := sum(row["ranks"] == size for row in times)) != ways * CASES:
-            wrong.append(f"{size} ranks: {there} of {ways * CASES} times{UNMEASURED}")
+            wrong.append(f"{size} ranks: {there} of {ways * CASES} times{static_kv.UNMEASURED}")
     return wrong
 
 
 def check(said, now):
-    older = ["its sources changed since it was measured: run reports/ranks_on_gpu.py run"] if said["sources"] != now else []
-    pending = str(said.get("pending", "")).strip()
-    return [one for one in complaints(said) + older if not (pending and (one in older or one.endswith(UNMEASURED)))]
+    return static_kv.unexcused(said, now, complaints(said), "reports/ranks_on_gpu.py")
 
 
 def selftest():

@@ -40,6 +40,7 @@ PATTERNS = ("cache_sim/python/lockstep/static_kv/*.py", "fixtures/subjects/stati
 TEXT_MODEL = PYTHON / "lockstep/static_kv/text_model.py"
 PROGRAMS = ROOT / "reports/static_kv_programs.py"
 SKIPPED = 77  # ctest's word for a test that cannot run here
+UNMEASURED = ": not measured"
 
 
 def digest():
@@ -52,6 +53,13 @@ def digest_of(paths):
         text = re.sub("^# ctest: .*\n", "", path.read_text(), flags=re.M)  # of the tests, not of the program
         whole.update(f"{path.name}\n{text if path.suffix == '.py' else evidence.bare(text)}\n".encode())
     return whole.hexdigest()[:16]
+
+
+def unexcused(said, now, complaints, script):
+    """What `script` has to complain of: a reason in "pending" excuses other sources, and whatever was not measured."""
+    older = [f"its sources changed since it was measured: run {script} run"] if said["sources"] != now else []
+    pending = str(said.get("pending", "")).strip()
+    return [one for one in complaints + older if not (pending and (one in older or one.endswith(UNMEASURED)))]
 
 
 def card():
