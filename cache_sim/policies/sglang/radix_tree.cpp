@@ -407,8 +407,10 @@ void RadixTree::unlock_kv(NodeIndex index) {
   if (--unlocked.full_lock == 0) {
     sizes_.evictable_kv += device_size(index);
     sizes_.protected_kv -= device_size(index);
-    if (host_ != nullptr) list_if_leaf(index);
-    if (host_ != nullptr) list_host_leaf(index);
+    if (host_ != nullptr) {
+      list_if_leaf(index);
+      list_host_leaf(index);
+    }
   }
   touch(index, false);
 }
