@@ -75,20 +75,50 @@ def candidate_of(words):
     return found
 
 
+class FarTensor:
+    """A tensor whose dimension 0 has the stride t["far"], in memory that is poison but for it."""
+
+    PART = 1 << 28  # bytes looked at in one step
+
+    def __init__(self, t, near, guard):
+        size = near.element_size()
+        strides = [t["far"], *t["strides"][1:]]
+        span = 1 + sum((n - 1) * step for n, step in zip(t["extents"], strides))
+        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[size]
+        self.bytes = torch.full((2 * guard + span * size,), 255, dtype=torch.uint8, device=near.device)
+        flat = self.bytes[guard : guard + span * size]
+        self.view = flat.view(near.dtype).as_strided(t["extents"], strides)
+        self.bits, self.near = flat.view(bits).as_strided(t["extents"], strides), near.view(bits)
+
+    def fill(self):
+        """Copies the elements to where the candidate finds them."""
+        self.bits.copy_(self.near)
+
+    def take(self):
+        """Copies them back; tells whether anything between them was written."""
+        self.near.copy_(self.bits)
+        self.bits.fill_(255 if self.bits.dtype == torch.uint8 else -1)
+        return any(bool((part != 255).any()) for part in self.bytes.split(self.PART))
+
+
 class Arguments:
     """The memory and the tensors of one call, on the device."""
 
     def __init__(self, case, device):
         self.case, self.bytes = case, case["bytes"]
         self.memory = torch.empty(self.bytes, dtype=torch.uint8, device=device)
-        self.views = {}
+        self.views, self.far = {}, {}
         for t in case["tensors"]:
             dtype = getattr(torch, t["dtype"])
             size = torch.empty(0, dtype=dtype).element_size()
             begin = t["offset"] + case["guard"]
             room = (t["bytes"] - 2 * case["guard"]) // size * size
             flat = self.memory[begin : begin + room].view(dtype)
-            self.views[t["name"]] = flat.as_strided(t["extents"], t["strides"])
+            view = flat.as_strided(t["extents"], t["strides"])
+            if t["far"]:
+                self.far[t["name"]] = FarTensor(t, view, case["guard"])
+                view = self.far[t["name"]].view
+            self.views[t["name"]] = view
         self.result = None
 
     def call(self, function):
@@ -177,14 +207,18 @@ class Server:
         """Calls the candidate once, on the arguments in shared memory."""
         arguments = Arguments(self.case, DEVICE)
         arguments.memory.copy_(self.shared(0, arguments.bytes))
+        for far in arguments.far.values():
+            far.fill()
         try:
             arguments.call(self.function)
             self.finish()
         except NotImplementedError as error:
             return {"outcome": "unsupported", "message": " ".join(str(error).split())[:300]}
         stages = arguments.take_result()
+        strayed = [name for name, far in arguments.far.items() if far.take()]
         self.shared(0, arguments.bytes).copy_(arguments.memory)
-        return {"outcome": "done", "stages": self.write_stages(stages or {}, arguments.bytes)}
+        return {"outcome": "done", "stages": self.write_stages(stages or {}, arguments.bytes),
+                "strayed": ", ".join(strayed)}
 
     def write_stages(self, stages, offset):
         """Writes named stages, in float32, to shared memory behind the results; returns sizes."""

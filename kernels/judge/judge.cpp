@@ -71,7 +71,7 @@ Result<std::vector<CasePlan>> chosen(const JudgedKernel& operation, const JudgeR
   std::string names;
   for (const CasePlan& plan : operation.plans) {
     names += (names.empty() ? "" : ", ") + plan.name;
-    if (plan.wide && request.only.empty() && request.device != "cuda") continue;
+    if (plan.large && request.only.empty() && request.device != "cuda") continue;
     if (plan.name.find(request.only) != std::string::npos) plans.push_back(plan);
   }
   if (plans.empty())
@@ -113,7 +113,9 @@ Result<void> check_memory(const JudgedKernel& operation, const std::vector<CaseP
 Result<void> repeat_with_fewer_rows(const std::vector<JudgedCase>& cases, CandidateProcess& process,
                                     std::uint64_t seed, std::vector<TimedCase>& timed) {
   const JudgedCase& first = cases.back();
-  std::optional<Case> fewer = with_fewer_rows(first.which);
+  const bool far = std::any_of(first.which.tensors.begin(), first.which.tensors.end(),
+                               [](const Tensor& one) { return one.far > 0; });
+  std::optional<Case> fewer = far ? std::nullopt : with_fewer_rows(first.which);
   if (!fewer || first.runs.outcome != Outcome::done) return {};
   Result<CaseRuns> runs = process.run(*fewer);
   if (!runs) return tl::unexpected(runs.error());
@@ -142,7 +144,7 @@ Result<std::vector<BatchedCase>> run_batches(const std::vector<CasePlan>& plans,
     const bool stable = std::none_of(
         one.judgement.findings.begin(), one.judgement.findings.end(),
         [](const Finding& finding) { return finding.kind == FindingKind::nondeterministic; });
-    if (one.runs.outcome != Outcome::done || !stable || plans[i].wide || operation.exact) continue;
+    if (one.runs.outcome != Outcome::done || !stable || plans[i].large || operation.exact) continue;
     if (request.progress)
       request.progress(
           fmt::format("batches of {} ({} of {})", one.which.name, i + 1, cases.size()));

@@ -5,9 +5,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "kernels/judge/judge_abi.h"
 #include "kernels/judge/memory.hpp"
@@ -79,15 +81,98 @@ struct CallShape {
   }
 };
 
+/// A tensor whose dimension 0 has the stride `far`, in memory that is poison but for it.
+class FarTensor {
+ public:
+  FarTensor(Place& place, char* near, const lockstep_tensor& tensor, std::int64_t near_stride)
+      : place_(place),
+        near_(near),
+        rows_(tensor.extents[0]),
+        near_step_(near_stride * element_bytes(tensor)),
+        step_(tensor.strides[0] * element_bytes(tensor)),
+        row_(row_elements(tensor) * element_bytes(tensor)),
+        bytes_(2 * kGuardBytes + (rows_ - 1) * step_ + row_),
+        poison_(static_cast<std::size_t>(kPart), kPoisonByte),
+        memory_(place.allocate(bytes_)) {
+    in_parts(0, bytes_, [&](std::int64_t at, std::int64_t size) {
+      place_.copy(memory_ + at, poison_.data(), size);
+      return true;
+    });
+  }
+  ~FarTensor() { place_.release(memory_); }
+  FarTensor(const FarTensor&) = delete;
+  FarTensor& operator=(const FarTensor&) = delete;
+
+  char* data() { return memory_ + kGuardBytes; }
+  /// Copies the rows to where the candidate finds them.
+  void fill() {
+    for (std::int64_t i = 0; i < rows_; ++i)
+      place_.copy(data() + i * step_, near_ + i * near_step_, row_);
+  }
+  /// Copies them back; tells whether anything between them was written.
+  bool take() {
+    std::int64_t begin = 0;
+    bool strayed = false;
+    for (std::int64_t i = 0; i <= rows_; ++i) {
+      const std::int64_t row = kGuardBytes + i * step_;
+      strayed |= !is_poison(begin, i < rows_ ? row : bytes_);
+      begin = row + row_;
+      if (i < rows_) place_.copy(near_ + i * near_step_, memory_ + row, row_);
+    }
+    return strayed;
+  }
+
+ private:
+  static constexpr std::int64_t kPart = std::int64_t{1} << 26;
+
+  static std::int64_t element_bytes(const lockstep_tensor& tensor) {
+    return size_of(static_cast<ElementType>(tensor.dtype));
+  }
+  /// From the first element of a row to the end of its last.
+  static std::int64_t row_elements(const lockstep_tensor& tensor) {
+    std::int64_t last = 0;
+    for (std::int32_t d = 1; d < tensor.rank; ++d)
+      last += (tensor.extents[d] - 1) * tensor.strides[d];
+    return last + 1;
+  }
+  /// Calls body(at, size) for the parts of a range until one says false; whether none has.
+  template <class Body>
+  static bool in_parts(std::int64_t begin, std::int64_t end, Body body) {
+    for (std::int64_t at = begin; at < end; at += kPart)
+      if (!body(at, std::min(kPart, end - at))) return false;
+    return true;
+  }
+  bool is_poison(std::int64_t begin, std::int64_t end) {
+    Bytes there(static_cast<std::size_t>(std::min(kPart, end - begin)));
+    return in_parts(begin, end, [&](std::int64_t at, std::int64_t size) {
+      place_.copy(there.data(), memory_ + at, size);
+      return std::equal(there.begin(), there.begin() + size, poison_.begin());
+    });
+  }
+
+  Place& place_;
+  char* near_;
+  std::int64_t rows_, near_step_, step_, row_, bytes_;  ///< steps and sizes in bytes
+  Bytes poison_;
+  char* memory_;
+};
+
 /// The memory and the tensors of one call.
 class Arguments {
  public:
   Arguments(Place& place, const CallShape& shape)
       : place_(place), bytes_(shape.bytes), tensors_(shape.tensors) {
     memory_ = place.allocate(bytes_);
-    for (std::size_t i = 0; i < tensors_.size(); ++i)
-      tensors_[i].data =
-          memory_ + shape.described.at("tensors")[i].at("offset").get<std::int64_t>() + kGuardBytes;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const Json& described = shape.described.at("tensors")[i];
+      char* const near = memory_ + described.at("offset").get<std::int64_t>() + kGuardBytes;
+      tensors_[i].data = near;
+      if (described.at("far") == 0) continue;
+      const std::int64_t near_stride =
+          std::exchange(tensors_[i].strides[0], described.at("far").get<std::int64_t>());
+      far_.push_back(std::make_unique<FarTensor>(place, near, tensors_[i], near_stride));
+      tensors_[i].data = far_.back()->data();
+    }
     call_ = {.abi = LOCKSTEP_JUDGE_ABI,
              .device = place.is_gpu() ? LOCKSTEP_CUDA : LOCKSTEP_HOST,
              .operation = shape.operation.c_str(),
@@ -105,6 +190,17 @@ class Arguments {
   Arguments& operator=(const Arguments&) = delete;
 
   char* memory() { return memory_; }
+  void fill_far() {
+    for (const auto& one : far_) one->fill();
+  }
+  /// Copies far tensors back; names those between whose rows something was written.
+  std::string take_far() {
+    std::string strayed;
+    for (std::size_t i = 0, far = 0; i < tensors_.size(); ++i)
+      if (far < far_.size() && tensors_[i].data == far_[far]->data() && far_[far++]->take())
+        strayed += (strayed.empty() ? "" : ", ") + std::string(tensors_[i].name);
+    return strayed;
+  }
   int call(lockstep_candidate function) {
     message_[0] = 0;
     return function(&call_);
@@ -116,6 +212,7 @@ class Arguments {
   std::int64_t bytes_;
   char* memory_ = nullptr;
   std::vector<lockstep_tensor> tensors_;
+  std::vector<std::unique_ptr<FarTensor>> far_;  ///< in the order of their tensors
   char message_[512] = {};
   lockstep_call call_{};
 };
@@ -200,10 +297,14 @@ class Server {
   Json run() {
     Arguments arguments(*place_, shape_);
     receive(arguments.memory(), 0);
+    arguments.fill_far();
     const int status = arguments.call(function_);
     place_->finish();
-    if (status == LOCKSTEP_OK) send(arguments.memory(), 0);
-    return outcome_of(status, arguments.message());
+    Json answer = outcome_of(status, arguments.message());
+    if (status != LOCKSTEP_OK) return answer;
+    answer["strayed"] = arguments.take_far();
+    send(arguments.memory(), 0);
+    return answer;
   }
 
   void make_sets(std::int64_t count) {

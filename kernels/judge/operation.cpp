@@ -1,5 +1,7 @@
 #include "kernels/judge/operation.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -330,6 +332,44 @@ void spread(Tensor& tensor, std::size_t dimension, std::int64_t gap) {
       inner *= tensor.extents[i];
     tensor.strides[d] += gap * inner;
   }
+}
+
+namespace {
+
+// Not NAME-far: `--case decode` asks for no case of 10 GB.
+constexpr const char* kFarName = "far-offsets";
+
+Case far_apart(Case c) {
+  const auto state = std::find_if(c.tensors.begin(), c.tensors.end(), [](const Tensor& one) {
+    return one.role == Role::state || one.name == "kv_cache";
+  });
+  require(state != c.tensors.end(), "a case whose states lie far apart has states");
+  // No row names the last slot of a pool.
+  const std::int64_t last = state->extents[0] - (state->axes[0] == "slot" ? 2 : 1);
+  constexpr std::int64_t kAligned = 64;
+  state->far = ((std::int64_t{1} << 31) / last + kAligned) / kAligned * kAligned;
+  c.name = kFarName;
+  c.about += fmt::format(", {} with a stride of {}", state->name, state->far);
+  return c;
+}
+
+}  // namespace
+
+std::vector<CasePlan> with_large(std::vector<CasePlan> plans, const std::vector<CasePlan>& wide,
+                                 std::string_view far) {
+  for (const CasePlan& plan : wide) {
+    plans.push_back(plan);
+    plans.back().large = true;
+  }
+  if (far.empty()) return plans;
+  const auto near = std::find_if(plans.begin(), plans.end(),
+                                 [&](const CasePlan& plan) { return plan.name == far; });
+  require(near != plans.end(), "the case that is made again with its states apart is there");
+  plans.push_back(
+      {.name = kFarName,
+       .make = [make = near->make](const CaseOptions& options) { return far_apart(make(options)); },
+       .large = true});
+  return plans;
 }
 
 void swap_last_two(Tensor& tensor) {

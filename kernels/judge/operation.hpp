@@ -58,7 +58,7 @@ struct CasePlan {
   std::string name;
   bool timed = false;  ///< has CaseOptions::batch rows
   std::function<Case(const CaseOptions&)> make;
-  bool wide = false;  ///< has more rows than a grid's y and z; on a CPU it is to be asked for
+  bool large = false;  ///< rows or memory beyond what a small case has; on a CPU to be asked for
 };
 
 /// Values of the states and outputs, by name, last dimension fastest.
@@ -227,15 +227,10 @@ inline Batch one_token_rows(std::int64_t rows) {
           .padding_rows = {64}};
 }
 
-/// The plans, and after them those of kWideRows rows.
-inline std::vector<CasePlan> with_wide(std::vector<CasePlan> plans,
-                                       const std::vector<CasePlan>& wide) {
-  for (const CasePlan& plan : wide) {
-    plans.push_back(plan);
-    plans.back().wide = true;
-  }
-  return plans;
-}
+/// The plans, and after them those of kWideRows rows and, as far-offsets, the one `far` with
+/// its states (or its cache) so far apart that their offsets exceed 2^31 elements.
+std::vector<CasePlan> with_large(std::vector<CasePlan> plans, const std::vector<CasePlan>& wide,
+                                 std::string_view far = "");
 
 /// The timed cases: one with a list of slots, and one whose row i has slot i.
 template <class CaseSpec>

@@ -51,6 +51,7 @@ Json case_json(const JudgedKernel& operation, const Case& c) {
                                                                  : "state"},
                                {"extents", t.extents},
                                {"strides", t.strides},
+                               {"far", t.far},
                                {"offset", offset},
                                {"bytes", t.allocation_bytes()}});
     offset += t.allocation_bytes();
@@ -301,6 +302,7 @@ Result<CaseRuns> CandidateProcess::run(const Case& c, std::size_t count) {
       runs.message = "the shared memory is shorter than the results";
       return runs;
     }
+    if (runs.strayed.empty()) runs.strayed = field<std::string>(*answer, "strayed", "");
     if (answer->contains("stages")) runs.stages = read_stages(answer->at("stages"), bytes);
   }
   return runs;

@@ -12,10 +12,10 @@
 //   ping                             (nothing)
 //   load                             refused status, if the candidate cannot be loaded
 //   case      tensors scalars bytes  (nothing)
-//   run                              outcome message stages. Shared memory [0, B) holds the
+//   run                              outcome message stages strayed. Shared memory [0, B) holds the
 //                                    arguments before the call, and after it; stages follow at B
 //   sets      count                  (nothing). [0, 2 B) holds two inputs for `count` sets of
-//                                    memory
+//                                    memory; no tensor is far
 //   place     first                  (nothing). Set i gets input (first + i) % 2
 //   record                           how: a description of the timing
 //   calls                            outcome message device_us. Every set is called once
@@ -49,6 +49,7 @@ struct CaseRuns {
   std::vector<Bytes> runs;  ///< all allocations of the case, after each run
   double run_s = 0;         ///< seconds of the last run, with the copies of its inputs
   NamedStages stages;       ///< stages that a Python candidate returned
+  std::string strayed;      ///< a far tensor between whose rows something was written
 };
 
 /// The fills of a case's three runs: twice the same, to find results that vary; then other bytes in

@@ -8,7 +8,6 @@
 namespace lockstep::judging {
 namespace {
 
-constexpr char kPoisonByte = '\xff';  // NaN in every floating-point type, -1 as an index
 constexpr char kFiniteByte = '\x3e';  // about 0.2
 
 template <class T>

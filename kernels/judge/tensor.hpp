@@ -3,6 +3,10 @@
 //
 //   values       doubles, last dimension fastest, exact in the tensor's type; NaN is poison
 //   allocation   guard | elements by strides, with holes between them | guard
+//
+// A tensor that is `far` has this allocation in the judge and on its way to the candidate's process
+// alone. There its rows of dimension 0 lie `far` elements apart, in memory that is all poison but
+// for them.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +45,7 @@ struct Tensor {
   Role role = Role::input;
   Extents extents;
   Extents strides;                ///< in elements; set by contiguous() unless a case sets them
+  std::int64_t far = 0;           ///< the candidate's stride of dimension 0, if not strides[0]
   std::vector<double> values;     ///< empty for an output
   std::vector<std::string> axes;  ///< names of the dimensions, for findings
 
@@ -53,6 +58,7 @@ struct Tensor {
 Extents contiguous(const Extents& extents);
 
 constexpr std::int64_t kGuardBytes = 4096;
+constexpr char kPoisonByte = '\xff';  ///< NaN in every floating-point type, -1 as an index
 
 /// The contents of places that must not be read or written: NaN, or finite numbers. A result that
 /// depends on them differs between the two. Each NaN among the values gets bits of its own (or a

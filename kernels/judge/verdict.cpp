@@ -493,6 +493,12 @@ Judgement judgement_of(const JudgedKernel& operation, const Case& c, const CaseR
   });
   for (Touches& one : touches)
     if (judged.findings.empty()) judged.findings = std::move(one.found);
+  if (!runs.strayed.empty())
+    judged.findings.push_back(
+        {FindingKind::out_of_range,
+         fmt::format("{}: memory between its elements, which lie far apart, was written",
+                     runs.strayed),
+         "nothing written", "written"});
   compare_runs(c, runs, judged.findings);
   struct Computed {
     const decltype(JudgedKernel::truth)& definition;

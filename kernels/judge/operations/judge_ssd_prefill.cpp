@@ -249,8 +249,8 @@ const JudgedKernel kOperation{
     .summary = "prefill of Mamba2: 17 cases, 30 known mistakes",
     .positional = {"x", "dt", "A", "B", "C", "state"},
     .default_types = "bfloat16/float32",
-    .plans = with_wide(planned<CaseSpec>({whole_rows(), every_layout()}, make),
-                       planned<CaseSpec>({wide_rows()}, make)),
+    .plans = with_large(planned<CaseSpec>({whole_rows(), every_layout()}, make),
+                        planned<CaseSpec>({wide_rows()}, make), "ragged-rows"),
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes};

@@ -1,0 +1,56 @@
+// `lockstep judge` over states that take gigabytes.
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "properties/support/program.hpp"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using testing_support::ProgramRun;
+using testing_support::run_program;
+
+// States of bfloat16 whose last layer begins 2^31 elements after the first: 5.4 GB.
+TEST(JudgeInFull, offsetsBeyond32BitsAreTried) {
+  const auto run = [](const std::string& candidate) {
+    return run_program({"judge", "state_copy", "--candidate", candidate, "--types",
+                        "bfloat16/bfloat16", "--device", "cpu", "--case", "far-offsets"});
+  };
+  const auto library = [](const std::string& symbol) {
+    return std::string(LOCKSTEP_CANDIDATES) + ":" + symbol;
+  };
+  const ProgramRun right = run(library("copy_right"));
+  EXPECT_EQ(right.status, 0) << right.out << right.err;
+  EXPECT_THAT(right.out, HasSubstr("1 case: nothing found"));
+  const ProgramRun negative = run(library("copy_offsets_of_32_bits"));
+  EXPECT_EQ(negative.status, 11) << negative.out;
+  EXPECT_THAT(negative.out, HasSubstr("subject-died"));
+  const ProgramRun wrapped = run(library("copy_offsets_of_31_bits"));
+  EXPECT_EQ(wrapped.status, 10) << wrapped.out;
+  EXPECT_THAT(wrapped.out, HasSubstr("state: memory between its elements, which lie far apart, was "
+                                     "written"));
+}
+
+// The same of a Python function, with states of 4.8 GB.
+TEST(JudgeInFull, offsetsOfAPythonFunctionAreTried) {
+  const char* const given = std::getenv("LOCKSTEP_PYTHON");
+  const std::string python = given == nullptr ? "python3" : given;
+  // NOLINTNEXTLINE(cert-env33-c): the user's own Python, by the word that the user gave
+  if (std::system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
+    GTEST_SKIP() << python << " has no PyTorch (LOCKSTEP_PYTHON names another one)";
+  const auto run = [](const std::string& function) {
+    return run_program({"judge", "gated_delta_rule_update", "--candidate",
+                        "fixtures/candidates/torch_delta_rule.py:" + function, "--types",
+                        "bfloat16/bfloat16", "--device", "cpu", "--case", "far-offsets"});
+  };
+  const ProgramRun right = run("right");
+  EXPECT_EQ(right.status, 0) << right.out << right.err;
+  const ProgramRun between = run("writes_between_states");
+  EXPECT_EQ(between.status, 10) << between.out;
+  EXPECT_THAT(between.out, HasSubstr("state: memory between its elements, which lie far apart"));
+}
+
+}  // namespace
+}  // namespace lockstep
