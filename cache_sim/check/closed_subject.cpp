@@ -19,7 +19,11 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
   check_progress(operation, findings);
   if (reply.refused != Refusal::none) return;
   check_numbers(operation, reply, findings);
-  if (operation.verb == Verb::check) check_sums(reply, findings);
+  if (operation.verb == Verb::check) {
+    check_sums(reply, findings);
+    check_locks(reply, findings);
+  }
+  if (operation.verb == Verb::extend) check_chunk(operation, reply, findings);
   if (operation.verb == Verb::admit) {
     const Content prompt = content_of(operation);
     const std::int64_t cached = reply.get(ReplyField::cached);
@@ -32,12 +36,13 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
                                       counted(cached, "token"), is_or_are(cached), most),
                           fmt::format("at most {}", most), std::to_string(cached)});
     if (const std::int64_t least = least_cached(prompt); cached < least)
-      findings.push_back({FindingKind::missed_reuse,
-                          fmt::format("{} {} said to be cached of a prompt that goes on from a "
-                                      "finished request: rehits={} promises {}, and all that was "
-                                      "ever computed fits into the memory",
-                                      counted(cached, "token"), is_or_are(cached), rehits_, least),
-                          fmt::format("at least {}", least), std::to_string(cached)});
+      findings.push_back(
+          {FindingKind::missed_reuse,
+           fmt::format("{} {} said to be cached of a prompt that goes on from a "
+                       "finished request: rehits={} promises {}, and all that was "
+                       "ever computed fits into the memory",
+                       counted(cached, "token"), is_or_are(cached), promises_.rehits, least),
+           fmt::format("at least {}", least), std::to_string(cached)});
   }
   follow_promise(operation);
   follow(operation, reply);
@@ -126,6 +131,45 @@ void ClosedSubject::check_sums(const Reply& reply, Findings& findings) const {
   compare("state slots", ReplyField::states_free, ReplyField::states_locked, config_.state_slots);
 }
 
+/// Reports locks that are too few for what running requests were given by `cached=`: a prefix of
+/// several of them counts once.
+void ClosedSubject::check_locks(const Reply& reply, Findings& findings) const {
+  if (promises_.locks == 0 || !reply.has(ReplyField::kv_locked)) return;
+  PrefixTrie hits;
+  std::int64_t least = 0;
+  for (const auto& [name, request] : requests_) {
+    const Tokens hit = request.known.prefix(static_cast<std::uint32_t>(request.hit));
+    least += request.hit - hits.longest_common(hit, request.space);
+    if (request.hit > 0) hits.insert(hit, request.space);
+  }
+  const std::int64_t locked = reply.get(ReplyField::kv_locked);
+  if (locked * promises_.locks >= least) return;
+  findings.push_back({FindingKind::size_accounting,
+                      fmt::format("kv_locked={} of {} each, and the requests that run were given "
+                                  "{} of the cache, which locks={} promises to lock",
+                                  locked, counted(promises_.locks, "token"),
+                                  counted(least, "token"), promises_.locks),
+                      fmt::format("at least {}", (least - 1) / promises_.locks + 1),
+                      std::to_string(locked)});
+}
+
+/// Reports a chunk of a prompt that is not its last and ends off the promised grid.
+void ClosedSubject::check_chunk(const Operation& operation, const Reply& reply,
+                                Findings& findings) const {
+  const Request* const request = find(operation.id);
+  const std::int64_t n = reply.get(ReplyField::n);
+  if (promises_.chunks == 0 || request == nullptr || n == 0 || !operation.drafts.empty()) return;
+  const std::int64_t known = std::int64_t{request->known.size()} + operation.tokens.size();
+  const std::int64_t end = request->computed + n;
+  if (end >= known || end % promises_.chunks == 0) return;
+  findings.push_back({FindingKind::out_of_range,
+                      fmt::format("a chunk of request `{}` ends after {} of {}, which is no "
+                                  "multiple of {}, as chunks={} promises",
+                                  operation.id.text(), end, counted(known, "token"),
+                                  promises_.chunks, promises_.chunks),
+                      fmt::format("a multiple of {}", promises_.chunks), std::to_string(end)});
+}
+
 /// Reports a token that is sampled, or a request that finishes, before all tokens up to there were
 /// computed by the answers to `extend`. The driver of the server believes them computed, and the
 /// server never says that they are not.
@@ -184,7 +228,7 @@ std::int64_t ClosedSubject::most_cached(const Content& prompt) const {
 /// finished, in whole multiples, as long as nothing has to make room for anything. A forward
 /// computes at least one token.
 std::int64_t ClosedSubject::least_cached(const Content& prompt) const {
-  if (rehits_ == 0 || promise_ends_) return 0;
+  if (promises_.rehits == 0 || promise_ends_) return 0;
   const std::int64_t size = prompt.tokens.size();
   std::int64_t needed = ended_tokens_ + in_pages(size);
   for (const auto& [name, request] : requests_) needed += in_pages(request.known.size());
@@ -196,18 +240,18 @@ std::int64_t ClosedSubject::least_cached(const Content& prompt) const {
     if (one.space == prompt.space && one.tokens.size() <= prompt.tokens.size() &&
         prompt.tokens.common(0, one.tokens, 0, one.tokens.size()) == one.tokens.size())
       longest = std::max<std::int64_t>(longest, one.tokens.size());
-  return std::min(longest, size - 1) / rehits_ * rehits_;
+  return std::min(longest, size - 1) / promises_.rehits * promises_.rehits;
 }
 
 /// With room for a token that is sampled and not yet known.
 std::int64_t ClosedSubject::in_pages(std::int64_t tokens) const {
-  const std::int64_t page = std::max<std::int64_t>({config_.page, rehits_, 1});
+  const std::int64_t page = std::max<std::int64_t>({config_.page, promises_.rehits, 1});
   return (tokens / page + 1) * page;
 }
 
 /// Before the operation changes the requests.
 void ClosedSubject::follow_promise(const Operation& operation) {
-  if (rehits_ == 0) return;
+  if (promises_.rehits == 0) return;
   const auto found = requests_.find(operation.id.index());
   switch (operation.verb) {
     case Verb::admit:
@@ -242,7 +286,11 @@ void ClosedSubject::follow(const Operation& operation, const Reply& reply) {
       const std::int64_t cached =
           std::min<std::int64_t>(reply.get(ReplyField::cached), operation.tokens.size());
       Content prompt = content_of(operation);
-      requests_[operation.id.index()] = {std::move(prompt.tokens), prompt.space, cached, cached};
+      requests_[operation.id.index()] = {.known = std::move(prompt.tokens),
+                                         .space = prompt.space,
+                                         .computed = cached,
+                                         .asked = cached,
+                                         .hit = cached};
       return;
     }
     case Verb::insert: computed_.insert(operation.tokens, operation.salt); return;
@@ -282,6 +330,7 @@ void ClosedSubject::follow_sequence(const Operation& operation, const Reply& rep
     const std::int64_t length = size == Operation::kAbsent ? of.computed : size;
     Request shorter{.known = of.known, .space = of.space};
     shorter.computed = shorter.asked = std::clamp<std::int64_t>(length, 0, of.computed);
+    shorter.hit = std::min(of.hit, shorter.computed);
     shorter.known = of.known.prefix(static_cast<std::uint32_t>(shorter.computed));
     return shorter;
   };

@@ -14,16 +14,23 @@
 
 namespace lockstep::cache_sim {
 
+/// What a child promises beyond the rules of all, each in whole multiples of so many tokens; 0:
+/// nothing.
+struct Promises {
+  std::int64_t rehits = 0;  ///< a prompt that goes on from a finished request finds it again
+  std::int64_t chunks = 0;  ///< a chunk that is not the last of a prompt ends on a multiple
+  std::int64_t locks = 0;   ///< so many tokens are one unit of kv_locked=, and hits are locked
+};
+
 /// Follows the operations that were sent and the answers that came. A prefix can be cached once its
 /// tokens are computed, which the answers to `extend` count. That holds for prompts and outputs
 /// alike, also of a request that ended in the middle of its prefill. A prefix under another
 /// adapter, another salt, or behind another image is another prefix.
 class ClosedSubject {
  public:
-  /// `kv_total`: what its numbers of KV are parts of, the pool's tokens or blocks. `rehits`: what
-  /// it promises to find again, in multiples of so many tokens; 0: nothing.
-  ClosedSubject(const Config& config, std::int64_t kv_total, std::int64_t rehits = 0)
-      : config_(config), kv_total_(kv_total), rehits_(rehits) {}
+  /// `kv_total`: what its numbers of KV are parts of, the pool's tokens or blocks.
+  ClosedSubject(const Config& config, std::int64_t kv_total, const Promises& promises = {})
+      : config_(config), kv_total_(kv_total), promises_(promises) {}
 
   void check(const Operation& operation, const Reply& reply, Findings& findings);
 
@@ -44,6 +51,7 @@ class ClosedSubject {
     Name space;
     std::int64_t computed = 0;  // by the answers
     std::int64_t asked = 0;     // by the operations
+    std::int64_t hit = 0;       // tokens that it was given by `cached=`
     // Tokens of an open verification that the answer did not count as computed.
     std::int64_t unanswered = 0;
     bool verifies = false;  // the last extend was a verification, and its accept has not come
@@ -52,6 +60,8 @@ class ClosedSubject {
   void check_numbers(const Operation& operation, const Reply& reply, Findings& findings) const;
   std::int64_t largest(ReplyField field, const Operation& operation) const;
   void check_sums(const Reply& reply, Findings& findings) const;
+  void check_locks(const Reply& reply, Findings& findings) const;
+  void check_chunk(const Operation& operation, const Reply& reply, Findings& findings) const;
   void check_progress(const Operation& operation, Findings& findings) const;
   void check_output(const Operation& operation, const Reply& reply, Findings& findings);
   static Content content_of(const Operation& admission);
@@ -74,7 +84,7 @@ class ClosedSubject {
   /// By space and digest of the prefix.
   std::map<std::pair<std::uint32_t, std::uint64_t>, Sampled> sampled_;
   std::int64_t locks_ = 0;  // of tree verbs
-  std::int64_t rehits_ = 0;
+  Promises promises_;
   bool promise_ends_ = false;      // something was evicted, moved or stored otherwise
   std::vector<Content> finished_;  // all tokens of requests that were stored at their end
   std::int64_t ended_tokens_ = 0;  // of all requests that have ended, in whole pages

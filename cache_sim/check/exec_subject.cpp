@@ -72,8 +72,8 @@ Reply without(const Reply& reply, std::initializer_list<ReplyField> dropped) {
   return rest;
 }
 
-constexpr std::string_view kGreeting[] = {"protocol", "levels",  "labels", "again",
-                                          "takes",    "honours", "rehits"};
+constexpr std::string_view kGreeting[] = {"protocol", "levels", "labels", "again", "takes",
+                                          "honours",  "rehits", "chunks", "locks"};
 
 // Fields of a child's answer that are not fields of Reply.
 constexpr std::string_view kOfItself[] = {
@@ -280,17 +280,23 @@ Result<void> ExecSubject::understand(std::string_view answer) {
     said_.honoured = fields_of(*honours);
     is_known &= said_.honoured.has_value();
   }
-  if (const std::optional<std::string_view> rehits = line->find("rehits")) {
-    const char* const end = rehits->data() + rehits->size();
-    const auto [last, error] = std::from_chars(rehits->data(), end, said_.rehits);
-    is_known &= error == std::errc() && last == end && said_.rehits > 0;
-  }
+  const auto promise = [&](std::string_view key, std::int64_t& tokens) {
+    const std::optional<std::string_view> text = line->find(key);
+    if (!text) return;
+    const char* const end = text->data() + text->size();
+    const auto [last, error] = std::from_chars(text->data(), end, tokens);
+    is_known &= error == std::errc() && last == end && tokens > 0;
+  };
+  promise("rehits", said_.promises.rehits);
+  promise("chunks", said_.promises.chunks);
+  promise("locks", said_.promises.locks);
   again_ &= is_known;
   if (!is_known)
     return cannot_start(fmt::format(
         "it answered hello with `{}`; expected is levels=request (or levels=request,tree,sequence, "
         "the levels that it has), then labels=1, again=1, takes=external,keys,server, honours= "
-        "with config fields and rehits= with a number of tokens above 0, each if it applies "
+        "with config fields and rehits=, chunks= and locks= with a number of tokens above 0, each "
+        "if it applies "
         "(cache_sim/check/protocol.md)",
         printable(answer)));
   said_.capabilities = *known | *taken;

@@ -49,7 +49,7 @@ Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options);
 struct ChildGreeting {
   Capabilities capabilities;             ///< `levels=` and `takes=`
   std::optional<ConfigFields> honoured;  ///< `honours=`: config fields that it obeys
-  std::int64_t rehits = 0;               ///< `rehits=`: what a later prompt finds again
+  Promises promises;                     ///< `rehits=`, `chunks=` and `locks=`
 };
 /// The greeting of a subject that start_child() has made.
 const ChildGreeting& said_by(const Subject& child);

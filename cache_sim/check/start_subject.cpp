@@ -106,7 +106,7 @@ Started start_closed(const std::string& name, const RunOptions& options) {
   seat->capabilities = said_by(*seat->subject).capabilities | kChildrenSayThemselves;
   if (options.check != CheckLevel::off)
     seat->closed = std::make_unique<ClosedSubject>(options.config, kv_total(options),
-                                                   said_by(*seat->subject).rehits);
+                                                   said_by(*seat->subject).promises);
   return seat;
 }
 

@@ -111,8 +111,49 @@ TEST_F(Child, rehitsAreFoundAgainAsPromised) {
   EXPECT_EQ(played_by(config + kChat), "") << "nothing was promised";
 }
 
+TEST_F(Child, chunksEndOnTheGridAsPromised) {
+  const std::string hello = R"("hello": "levels=request chunks=16", )";
+  const std::string trace =
+      "admit id=r tokens=a100\nextend id=r n=40\nextend id=r n=60\nextend id=r n=20\n"
+      "extend id=r n=1 tokens=b1\n";
+  const std::string grid = child("{" + hello + R"("extend": ["n=32", "n=48", "n=20", "n=1"]})");
+  EXPECT_EQ(played(trace, {grid}), "") << "32, 80 and all of 100";
+  expect_kind(played(trace, {child("{" + hello + R"("extend": "n=N"})")}),
+              FindingKind::out_of_range,
+              "a chunk of request `r` ends after 40 of 100 tokens, which is no multiple of 16");
+  expect_kind(played("admit id=r tokens=a100\nextend id=r n=32\nextend id=r n=60\n",
+                     {child("{" + hello + R"("extend": "n=N"})")}),
+              FindingKind::out_of_range, "ends after 92 of 100");
+  EXPECT_EQ(played(trace, {child("{}")}), "") << "nothing was promised";
+}
+
+// Two requests of one prefix lock it once.
+TEST_F(Child, hitsOfRunningRequestsAreLockedAsPromised) {
+  const std::string trace =
+      "admit id=r tokens=a60+b40\nextend id=r n=100\nfinish id=r\n"
+      "admit id=s tokens=a60+c40\nadmit id=t tokens=a60+b41\ncheck\nabort id=t\ncheck\n";
+  const auto locks = [&](const std::string& first, const std::string& second,
+                         const std::string& promise) {
+    return played(trace,
+                  {child(R"({"hello": "levels=request )" + promise +
+                         R"(", "admit": ["cached=0", "cached=60", "cached=100"], "check": [")" +
+                         first + "\", \"" + second + "\"]}")});
+  };
+  EXPECT_EQ(locks("kv_locked=100", "kv_locked=60", "locks=1"), "");
+  EXPECT_EQ(locks("kv_locked=7", "kv_locked=4", "locks=16"), "");
+  expect_kind(locks("kv_locked=99", "kv_locked=60", "locks=1"), FindingKind::size_accounting,
+              "kv_locked=99 of 1 token each, and the requests that run were given 100 tokens");
+  expect_kind(locks("kv_locked=100", "kv_locked=59", "locks=1"), FindingKind::size_accounting,
+              "were given 60 tokens of the cache, which locks=1 promises to lock");
+  expect_kind(locks("kv_locked=6", "kv_locked=4", "locks=16"), FindingKind::size_accounting,
+              "kv_locked=6 of 16 tokens each");
+  EXPECT_EQ(locks("kv_locked=0", "kv_locked=0", ""), "") << "nothing was promised";
+  EXPECT_EQ(locks("ok", "ok", "locks=1"), "") << "a child need not count";
+}
+
 TEST_F(Child, aPromiseIsANumberAboveZero) {
-  for (const std::string words : {"rehits=0", "rehits=all", "rehits=-4", "rehits="})
+  for (const std::string words :
+       {"rehits=0", "rehits=all", "rehits=-4", "rehits=", "chunks=0", "locks=x"})
     EXPECT_TRUE(
         played("admit id=a tokens=a4\n", {child("{\"hello\": \"levels=request " + words + "\"}")})
             .starts_with("status 3"))
