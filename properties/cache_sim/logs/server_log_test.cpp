@@ -232,6 +232,21 @@ TEST(CheckLog, refusesBadLines) {
   EXPECT_EQ(judged(""), Found{": the log holds no request"});
 }
 
+// A trace is told from a log by its name where its first line is none: a log of that name is read.
+TEST(CheckLog, aTraceIsNoLog) {
+  const ScratchFolder folder;
+  const auto said = [&](const std::string& name, const std::string& text) {
+    const Result<std::vector<LoggedRequest>> log = read_log(folder.write(name, text));
+    return log ? "" : log.error().text.substr(log.error().text.find(name));
+  };
+  const std::string trace = "admit id=a tokens=a4\n", log = line("a", "1", "4", 0);
+  EXPECT_EQ(said("one.trace", trace), "one.trace: a trace is no log; `lockstep replay` plays it");
+  EXPECT_EQ(said("log.trace", log), "");
+  for (const auto& [name, text] :
+       {std::pair("one.jsonl", trace), std::pair("two.trace", log + trace)})
+    EXPECT_EQ(said(name, text).find("lockstep replay"), std::string::npos) << said(name, text);
+}
+
 // The program writes the same log, and a trace that its own policies can be asked.
 TEST(CheckLog, convertsALogIntoItsOwnFormatAndATrace) {
   const ScratchFolder folder;
