@@ -14,8 +14,9 @@ if(EXISTS ${LOCKSTEP_TORCH_DIR}/include/ATen/ATen.h)
   target_link_options(lockstep_torch INTERFACE
     -Wl,--as-needed -Wl,--unresolved-symbols=ignore-in-shared-libs -Wl,-rpath,${LOCKSTEP_TORCH_DIR}/lib)
   # libstdc++ is the process's own, and named ahead of libc10, which exports some of its functions from another version:
-  # with two of them in one process, a message that prints numbers ends it.
-  target_link_libraries(lockstep_torch INTERFACE stdc++ torch_cpu c10)
+  # with two of them in one process, a message that prints numbers ends it. It is named by its file, since -lstdc++ takes
+  # libstdc++.a where a folder has that alone.
+  target_link_libraries(lockstep_torch INTERFACE -l:libstdc++.so.6 torch_cpu c10)
 else()
   message(STATUS "The tests against LibTorch are left out: there is none in ${LOCKSTEP_TORCH_DIR} "
                  "(./lockstep test brings it in; -D LOCKSTEP_TORCH_DIR=… names the torch folder of an installed wheel)")

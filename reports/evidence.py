@@ -3,22 +3,28 @@
 # ctest: name=evidence.selftest labels=quick timeout=300 args=selftest
 """The evidence of the kernels: reports/kernels/<operation>.json.
 
-    evidence.py check                 every kernel's evidence is of the sources that are there now, or
-                                      the kernel is listed in reports/pending.json with a reason
+    evidence.py check                 every kernel's evidence is of the sources that are there now, with
+                                      one entry for each card that measured it, or the kernel is listed
+                                      in reports/pending.json with a reason
     evidence.py digest [OPERATION]    what the sources are now
     evidence.py measured              the digests and the commit as JSON, for bench/on_gpu.sh: written where
                                       the measuring happens, so that evidence names what was measured
     evidence.py join FILE FILE…       the first is what the others, logs of parts of the tests, say together
     evidence.py merge RESULTS         writes the evidence from a folder of results that bench/on_gpu.sh
                                       brought back: measured.json, accuracy.json, speed.json, sanitizer.json
-                                      (without it the evidence is not complete); plain layers have accuracy
-                                      and no speed row. Without accuracy.json what there is of the other two is
-                                      added to evidence of the same sources: sanitizers of the operations that
-                                      sanitizer.json names, rows of single cases. An operation whose sources
-                                      are not those that were measured is refused, and the exit status is 1
-    evidence.py selftest              check notices a changed source, and no changed comment; merge takes
-                                      an operation without a speed row, refuses other sources, and adds
-                                      sanitizers and rows to the evidence that they are of, and to no other
+                                      (evidence is not complete without sanitizers, on any card, over its
+                                      sources); plain layers have accuracy and no speed row. The entry of the
+                                      card that measured is replaced; those of other cards stay if they are of
+                                      the same sources, and are dropped, by name, if not. Without accuracy.json
+                                      what there is of the other two is added to evidence of the same sources:
+                                      sanitizers of the operations that sanitizer.json names, rows of single
+                                      cases. An operation whose sources are not those that were measured is
+                                      refused, and the exit status is 1
+    evidence.py selftest              check notices a changed source, no changed comment, and a card without
+                                      figures or with two entries; merge takes an operation without a speed
+                                      row, keeps another card's figures over the same sources and over no
+                                      other, refuses other sources, and adds sanitizers and rows to the
+                                      evidence that they are of, and to no other
 
 The digest is of the operation's kernel file, of its test (OPERATION_gpu_test.cpp below properties/), and of every
 file of this project that these include, the references among them: by their names without folders; comments, spaces and
@@ -39,6 +45,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
+MACHINE = ("gpu", "driver", "cuda", "copy_gbps", "read_gbps", "matmul_tflops")  # of speed.json, for each entry
 OUR_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 
 
@@ -98,12 +105,26 @@ def complaints(root):
                 said.append(f"reports/pending.json: {operation} is pending without a reason")
         elif not file.is_file():
             said.append(f"{operation}: there is no reports/kernels/{operation}.json")
-        elif json.loads(file.read_text())["sources"] != digest(root, operation):
+        elif (evidence := json.loads(file.read_text()))["sources"] != digest(root, operation):
             said.append(f"{operation}: its sources changed since they were measured; measure it with "
                         "bench/on_gpu.sh or list it in reports/pending.json with a reason")
-        elif unclean := [tool for tool in SANITIZERS if json.loads(file.read_text())["sanitizer"].get(tool) != 0]:
+        elif unsound := unsound_chips(evidence["chips"]):
+            said.append(f"{operation}: {unsound}")
+        elif unclean := [tool for tool in SANITIZERS if evidence["sanitizer"].get(tool) != 0]:
             said.append(f"{operation}: {', '.join(unclean)} of compute-sanitizer did not end clean over these sources")
     return said
+
+
+def unsound_chips(chips):
+    """What is wrong with the entries of a kernel's cards, or an empty text."""
+    names = [chip["gpu"] for chip in chips]
+    if not chips:
+        return "no card has measured it"
+    if twice := {name for name in names if names.count(name) > 1}:
+        return f"{', '.join(sorted(twice))} has two entries"
+    if empty := [chip["gpu"] for chip in chips if not chip["accuracy"]]:
+        return f"its entry of {', '.join(empty)} has no accuracy"
+    return ""
 
 
 def write(root, file, evidence):
@@ -141,25 +162,31 @@ def measured(root):
     return {"commit": commit_of(root), "sources": {name: digest(root, name) for name in operations(root)}}
 
 
-def with_rows(evidence, rows):
-    """The evidence with rows of speed in the places of those of the same cases; new cases go behind them."""
+def with_rows(chip, rows):
+    """The card's entry with rows of speed in the places of those of the same cases; new cases go behind them."""
     new = {row["case"]: row for row in rows}
-    old = [new.pop(row["case"], row) for row in evidence["speed"]]
-    return evidence | {"speed": old + list(new.values())}
+    old = [new.pop(row["case"], row) for row in chip["speed"]]
+    return chip | {"speed": old + list(new.values())}
+
+
+def with_chip(evidence, chip):
+    """The evidence with this entry as that of its card; entries are sorted by the names of cards."""
+    others = [other for other in evidence["chips"] if other["gpu"] != chip["gpu"]]
+    return evidence | {"chips": sorted([*others, chip], key=lambda one: one["gpu"])}
 
 
 def merge(root, results):
     """Writes the evidence of every operation that the results speak of; a sentence for each that they cannot
-    be evidence of, because its sources are not those that were measured. Results without accuracy, of the
-    sanitizers alone or of some cases' speed, are added to evidence of the same sources."""
+    be evidence of, because its sources are not those that were measured. The results become the entry of their
+    card; other cards keep theirs if these are of the same sources. Results without accuracy, of the sanitizers
+    alone or of some cases' speed, are added to evidence of the same sources."""
     if not (results / "measured.json").is_file():
         return [f"{results}: there is no measured.json, which bench/on_gpu.sh writes where it measures"]
     was = json.loads((results / "measured.json").read_text())
     sanitizer, speed, accuracy = (json.loads(file.read_text()) if (file := results / f"{name}.json").is_file() else {}
                                   for name in ("sanitizer", "speed", "accuracy"))
     sanitized = sanitizer.pop("operations", operations(root))
-    machine = {key: speed[key] for key in ("gpu", "driver", "cuda", "copy_gbps", "read_gbps", "matmul_tflops")
-               if key in speed}
+    machine = {key: speed[key] for key in MACHINE if key in speed}
     refused = []
     for operation in operations(root):
         file = root / "reports/kernels" / f"{operation}.json"
@@ -170,24 +197,31 @@ def merge(root, results):
         if was["sources"].get(operation) != digest(root, operation):
             refused.append(f"{operation}: its sources are not those that were measured; its evidence stays")
             continue
-        if not accuracy:
-            evidence = json.loads(file.read_text())
-            other = [key for key in ("gpu", "driver", "cuda") if rows and evidence.get(key) != machine[key]]
-            if evidence["sources"] != was["sources"][operation]:
+        evidence = json.loads(file.read_text()) if file.is_file() else {"sources": None, "chips": []}
+        if evidence["sources"] != was["sources"][operation]:
+            if not accuracy:
                 continue
-            if other:
+            if machine and (old := [chip["gpu"] for chip in evidence["chips"] if chip["gpu"] != machine["gpu"]]):
+                print(f"{operation}: dropped what was measured of other sources on {', '.join(old)}")
+            evidence = {"operation": operation, "sources": was["sources"][operation], "sanitizer": {}, "chips": []}
+        if accuracy and not machine:
+            refused.append(f"{operation}: there is no speed.json, which names the card; its evidence stays")
+            continue
+        if accuracy:
+            today = datetime.date.today().isoformat()
+            evidence = with_chip(evidence, {**machine, "commit": was["commit"], "date": today,
+                                            "accuracy": accuracy[operation], "speed": rows})
+        elif rows:
+            chip = next((chip for chip in evidence["chips"] if chip["gpu"] == machine["gpu"]), None)
+            if chip is None:
+                refused.append(f"{operation}: {machine['gpu']} has no entry that its cases could be added to")
+                continue
+            if other := [key for key in ("driver", "cuda") if chip[key] != machine[key]]:
                 refused.append(f"{operation}: its cases were measured with another {other[0]}; its evidence stays")
                 continue
-            evidence = with_rows(evidence, rows) if rows else evidence
-            write(root, file, evidence | ({"sanitizer": tools} if tools else {}))
-            continue
-        evidence = {"operation": operation, "sources": was["sources"][operation], "commit": was["commit"], **machine}
-        evidence["date"] = datetime.date.today().isoformat()
-        evidence["accuracy"] = accuracy[operation]
-        evidence["speed"] = rows
-        evidence["sanitizer"] = tools
+            evidence = with_chip(evidence, with_rows(chip, rows))
         file.parent.mkdir(exist_ok=True)
-        write(root, file, evidence)
+        write(root, file, evidence | ({"sanitizer": tools} if tools else {}))
     return refused
 
 
@@ -200,8 +234,16 @@ def selftest(root):
         (copy / "reports/kernels").mkdir(exist_ok=True)
         for operation in operations(copy):
             (copy / "reports/kernels" / f"{operation}.json").write_text(
-                json.dumps({"sources": digest(copy, operation), "sanitizer": dict.fromkeys(SANITIZERS, 0)}))
+                json.dumps({"sources": digest(copy, operation), "sanitizer": dict.fromkeys(SANITIZERS, 0),
+                            "chips": [{"gpu": "one", "accuracy": [{}]}, {"gpu": "two", "accuracy": [{}]}]}))
         assert complaints(copy) == [], complaints(copy)
+        file = copy / "reports/kernels" / f"{operations(copy)[0]}.json"
+        sound = json.loads(file.read_text())
+        for chips, text in (([], "no card"), ([*sound["chips"], sound["chips"][0]], "one has two entries"),
+                            ([sound["chips"][0], {"gpu": "two", "accuracy": []}], "of two has no accuracy")):
+            file.write_text(json.dumps(sound | {"chips": chips}))
+            assert [text in said for said in complaints(copy)] == [True], (text, complaints(copy))
+        file.write_text(json.dumps(sound))
         for seed in "12":  # of the order in which Python walks through a set
             said = subprocess.run([sys.executable, root / "reports/evidence.py", "digest"], check=True, text=True,
                                   capture_output=True, env=os.environ | {"PYTHONHASHSEED": seed}).stdout
@@ -228,7 +270,7 @@ def selftest(root):
         untimed, timed = operations(copy)[:2]
         results = copy / "results"
         results.mkdir()
-        numbers = dict.fromkeys(("gpu", "driver", "cuda", "copy_gbps", "read_gbps", "matmul_tflops"), 1)
+        numbers = dict.fromkeys(MACHINE, 1) | {"gpu": "one"}
         for name, content in (("accuracy", {untimed: [{"case": "out"}], timed: [{"case": "out"}]}),
                               ("speed", numbers | {"operations": {timed: [{"case": "B=1"}]}}),
                               ("sanitizer", dict.fromkeys(SANITIZERS, 0) | {"racecheck": 2})):
@@ -241,33 +283,45 @@ def selftest(root):
             refused = merge(copy, results)
         assert [text.split(":")[0] for text in refused] == [timed], refused
         (results / "measured.json").write_text(json.dumps(now))
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()) as said:
             assert merge(copy, results) == []
+        assert f"{timed}: dropped what was measured of other sources on two" in said.getvalue(), said.getvalue()
         (copy / "reports/pending.json").write_text("{}")
-        evidence = {name: json.loads((copy / "reports/kernels" / f"{name}.json").read_text())
-                    for name in (untimed, timed)}
-        assert evidence[untimed]["accuracy"] and evidence[untimed]["speed"] == []
-        assert evidence[timed]["speed"] == [{"case": "B=1"}]
+
+        def evidence_of(name):
+            return json.loads((copy / "reports/kernels" / f"{name}.json").read_text())
+
+        def chips_of(name):
+            return {chip["gpu"]: chip for chip in evidence_of(name)["chips"]}
+
+        assert list(chips_of(untimed)) == list(chips_of(timed)) == ["one"]
+        assert chips_of(untimed)["one"]["accuracy"] and chips_of(untimed)["one"]["speed"] == []
+        assert chips_of(timed)["one"]["speed"] == [{"case": "B=1"}]
         wanted = f"{untimed}: racecheck of compute-sanitizer did not end clean over these sources"
         assert wanted in complaints(copy), complaints(copy)
-        for content, unclean in ((dict.fromkeys(SANITIZERS, 0), False), (None, True)):
-            (results / "sanitizer.json").unlink()
+        clean = dict.fromkeys(SANITIZERS, 0)
+        for content, of, unclean in ((clean, "one", False), (None, "two", False), (None, "one", False),
+                                     (None, None, True)):
+            (results / "sanitizer.json").unlink(missing_ok=True)
             if content:
                 (results / "sanitizer.json").write_text(json.dumps(content))
+            if of is None:  # nothing is known of these sources
+                (copy / "reports/kernels" / f"{untimed}.json").unlink()
+            speed = numbers | {"gpu": of or "one", "operations": {timed: [{"case": str(of)}]}}
+            (results / "speed.json").write_text(json.dumps(speed))
             with contextlib.redirect_stdout(io.StringIO()):
-                merge(copy, results)
+                assert merge(copy, results) == []
             found = any(text.startswith(f"{untimed}:") for text in complaints(copy))
             assert found == unclean, complaints(copy)
-            (results / "sanitizer.json").touch()
-        for name in ("speed.json", "accuracy.json"):
-            (results / name).unlink()
+        assert list(chips_of(timed)) == ["one", "two"] and list(chips_of(untimed)) == ["one"]
+        assert [chip["speed"] for chip in chips_of(timed).values()] == [[{"case": "None"}], [{"case": "two"}]]
+        (results / "speed.json").unlink()
+        assert "names the card" in merge(copy, results)[0]
+        (results / "accuracy.json").unlink()
         (results / "sanitizer.json").write_text(json.dumps(dict.fromkeys(SANITIZERS, 0)))
         with contextlib.redirect_stdout(io.StringIO()):
             merge(copy, results)
         assert not any(text.startswith(f"{untimed}:") for text in complaints(copy)), complaints(copy)
-
-        def evidence_of(name):
-            return json.loads((copy / "reports/kernels" / f"{name}.json").read_text())
 
         def merged(name, content):  # alone, beside what was measured
             for file in results.glob("s*.json"):
@@ -279,14 +333,16 @@ def selftest(root):
         assert merged("sanitizer", dict.fromkeys(SANITIZERS, 3) | {"operations": [timed]}) == []
         assert evidence_of(timed)["sanitizer"] == dict.fromkeys(SANITIZERS, 3)
         assert evidence_of(untimed)["sanitizer"] == dict.fromkeys(SANITIZERS, 0)
-        rows = [{"case": "B=1", "time_us": 2}, {"case": "B=9"}]
+        rows = [{"case": "None", "time_us": 2}, {"case": "B=9"}]
         assert merged("speed", numbers | {"operations": {timed: rows}}) == []
-        assert evidence_of(timed)["speed"] == rows and evidence_of(untimed)["speed"] == []
+        assert chips_of(timed)["one"]["speed"] == rows and chips_of(untimed)["one"]["speed"] == []
+        assert chips_of(timed)["two"]["speed"] == [{"case": "two"}]
         assert evidence_of(timed)["sanitizer"] == dict.fromkeys(SANITIZERS, 3)
         assert "another driver" in merged("speed", numbers | {"driver": 2, "operations": {timed: rows[:1]}})[0]
+        assert "three has no entry" in merged("speed", numbers | {"gpu": "three", "operations": {timed: rows[:1]}})[0]
         (results / "measured.json").write_text(json.dumps(other))
         assert merged("speed", numbers | {"operations": {timed: [], untimed: rows}}) == []
-        assert evidence_of(untimed)["speed"] == rows
+        assert chips_of(untimed)["one"]["speed"] == rows
         assert [text.split(":")[0] for text in merged("speed", numbers | {"operations": {timed: rows}})] == [timed]
 
 

@@ -1,7 +1,9 @@
-"""Compiles FlashInfer's and FlashQLA's prefills of the gated delta rule for an H200, on a machine
-without a GPU.
+"""Compiles FlashInfer's prefills and decodes and FlashQLA's prefills of the gated delta rule for
+Hopper, on a machine without a GPU.
 
-    LOCKSTEP_PEERS=.lockstep/peers python3 bench/peers/compile_kernels.py flashinfer|flashqla
+    LOCKSTEP_PEERS=.lockstep/peers python3 bench/peers/compile_kernels.py flashinfer|decodes|flashqla
+
+`flashinfer` compiles the prefills, `decodes` FlashInfer's decodes and verifications.
 
 It needs PyTorch, nvidia-cutlass-dsl, tilelang and their dependencies on PYTHONPATH, and nvcc;
 stage.sh provides all of them. The peers' own functions run over the cases of cases.py, on CPU
@@ -11,6 +13,7 @@ tensors that claim to be on a GPU. Every kernel that they ask for is compiled an
 
 import contextlib
 import ctypes
+import itertools
 import os
 import sys
 import types
@@ -30,6 +33,7 @@ from cases import GDN, GDN_PREFILLS
 PROCESSORS, CAPABILITY, NAME = 132, (9, 0), "NVIDIA H200"  # an H200's multiprocessors, and sm_90
 SHARED_BYTES = 228 * 1024  # shared memory of a multiprocessor
 DL_CUDA = 2  # kDLCUDA, DLPack's number of the device type
+BATCHES = (1, 16, 64, 256, 1024)  # of cases.py's decodes; its verifications have all but the last
 
 
 def be_an_h200():
@@ -40,7 +44,7 @@ def be_an_h200():
                          ("get_device_properties", properties), ("is_current_stream_capturing", False),
                          ("current_stream", types.SimpleNamespace(cuda_stream=0)),
                          ("device", contextlib.nullcontext())):
-        setattr(torch.cuda, name, lambda *arguments, answer=answer: answer)
+        setattr(torch.cuda, name, lambda *arguments, answer=answer, **named: answer)
 
 
 class OfDevice:
@@ -79,8 +83,8 @@ def inputs_of(lengths, H=GDN.H, HV=GDN.HV, every=0):
                                  starts=starts, slots=torch.arange(N, dtype=torch.int32))
 
 
-def compile_flashinfer():
-    """Compiles and keeps FlashInfer's kernels, by CuTe."""
+def cute_without_a_gpu():
+    """Makes the CuTe compiler take CPU tensors, and `load` launch nothing."""
     from cutlass import cute
     from cutlass.base_dsl.runtime import cuda
 
@@ -95,6 +99,13 @@ def compile_flashinfer():
     cuda.get_device_attribute = get_device_attribute
     from_dlpack = cute.runtime.from_dlpack
     cute.runtime.from_dlpack = lambda tensor, **named: from_dlpack(OfDevice(tensor), **named)
+    load.load_kernel = lambda path, symbol: lambda *arguments, **named: None
+    return cute, load
+
+
+def compile_flashinfer():
+    """Compiles and keeps FlashInfer's prefills, by CuTe."""
+    cute, load = cute_without_a_gpu()
 
     def make(kernel, arguments, options, path, stem):
         if path.exists():
@@ -103,7 +114,6 @@ def compile_flashinfer():
         print(path.name, flush=True)
         return lambda *arguments: None
 
-    load.load_kernel = lambda path, symbol: lambda *arguments: None
     prefill = load.flashinfer_prefill(make).prefill
     for s in inputs():
         more = {}
@@ -117,6 +127,30 @@ def compile_flashinfer():
     from flashinfer.gdn_kernels import qk_l2norm
 
     qk_l2norm._compiled(torch.bfloat16, 128, qk_l2norm.gdn_device_target("cuda:0").compile_key)
+
+
+def compile_decodes():
+    """Compiles and keeps FlashInfer's decodes and its verifications of four tokens, by CuTe, as the
+    calls of peers.py ask for them."""
+    _, load = cute_without_a_gpu()
+    decode = load.flashinfer().gdn.gated_delta_rule_decode_pretranspose
+    target = sys.modules["flashinfer.gdn_kernels.device_target"].gdn_device_target
+    for name, module in list(sys.modules.items()):
+        if name.startswith("flashinfer") and hasattr(module, "gdn_device_target"):
+            module.gdn_device_target = lambda device: target("cuda:0")
+    H, HV, K, V = GDN.H, GDN.HV, GDN.K, GDN.V
+    narrow = lambda *shape: torch.empty(*shape, dtype=torch.bfloat16)
+    for dtype, (T, B) in itertools.product((torch.float32, torch.bfloat16),
+                                           [(1, B) for B in BATCHES] + [(4, B) for B in BATCHES[:-1]]):
+        state = torch.empty(B * T + 1, HV, V, K, dtype=dtype)
+        by_slot = dict(state=None, initial_state=state, initial_state_indices=torch.arange(1, B + 1, dtype=torch.int32))
+        states = dict(state=state[1:]) if T == 1 and dtype == torch.float32 else by_slot
+        if T > 1:
+            states |= dict(intermediate_states_buffer=torch.empty(B, T, HV, V, K, dtype=dtype),
+                           disable_state_update=True)
+        decode(q=narrow(B, T, H, K), k=narrow(B, T, H, K), v=narrow(B, T, HV, V), A_log=torch.empty(HV),
+               a=narrow(B, T, HV), dt_bias=torch.empty(HV), b=narrow(B, T, HV), scale=K**-0.5,
+               output=narrow(B, T, HV, V), use_qk_l2norm=True, backend="flashinfer", **states)
 
 
 def compile_flashqla():
@@ -150,7 +184,7 @@ def compile_flashqla():
 
 
 if __name__ == "__main__":
-    makers = {"flashinfer": compile_flashinfer, "flashqla": compile_flashqla}
+    makers = {"flashinfer": compile_flashinfer, "decodes": compile_decodes, "flashqla": compile_flashqla}
     if len(sys.argv) != 2 or sys.argv[1] not in makers:
         sys.exit(__doc__)
     be_an_h200()

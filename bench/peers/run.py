@@ -200,7 +200,7 @@ def measure(case, key, loaded, rates, rounds, dead, turn):
     if row["peers"]:
         row |= {"peer": row["peers"][0]["name"], "peer_time_us": row["peers"][0]["time_us"],
                 "peer_run": "same"}
-    if key in cases.RECORDED:
+    if key in cases.RECORDED and cases.RECORDED_ON in rates["gpu"]:
         name, us = cases.RECORDED[key]
         row["recorded"] = {"name": name, "time_us": us}
     row["absent"] = absent

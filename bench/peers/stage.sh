@@ -11,11 +11,12 @@
 # Three kinds of kernels are compiled, and all are kept in flashinfer_kernels/ and
 # flashqla_kernels/:
 # - here, by nvcc and compile_kernels.py: FlashInfer's kernels for MLA, its cache and ragged
-#   prompts, its checkpointing_ssu, and FlashInfer's and FlashQLA's prefills of the gated delta rule;
+#   prompts, its checkpointing_ssu, FlashInfer's decodes of the gated delta rule, and FlashInfer's and
+#   FlashQLA's prefills of it;
 # - on the GPU machine, by its nvcc: FlashInfer's CUDA kernels for selective_state_update, and DeepGEMM's
 #   products, which are not kept;
-# - on the GPU machine, by the CuTe compiler, which DSL=1 packs (60 MB): FlashInfer's decodes of the
-#   gated delta rule. Without the compiler those that an earlier run compiled are used.
+# - on the GPU machine, by the CuTe compiler, which DSL=1 packs (60 MB): decodes of the gated delta
+#   rule that were not compiled here.
 for word in "$@"; do  # a word that asks for help starts nothing
   [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 done
@@ -267,8 +268,8 @@ if [ "${DSL:-0}" = 1 ] && [ ! -e cutlass_dsl_libraries.tar.xz ]; then  # the com
   tar -C "$package" -cJf cutlass_dsl_python.tar.xz .
 fi
 
-# FlashInfer's and FlashQLA's prefills of the gated delta rule are compiled here too, by this
-# machine's Python, PyTorch and nvcc, so that their compilers (200 MB) need not travel.
+# FlashInfer's decodes and its and FlashQLA's prefills of the gated delta rule are compiled here too, by
+# this machine's Python, PyTorch and nvcc, so that their compilers (200 MB) need not travel.
 wheel=$(fetch flash-qla 0.1.3)
 unzip -qo "$wheel" 'flash_qla/*' -x '*/blackwell*'
 echo 0.1.3 >flash_qla/VERSION
@@ -276,13 +277,13 @@ wheel=$(fetch tilelang 0.1.15)
 mkdir -p tilelang_runtime
 unzip -qoj "$wheel" 'tilelang/lib/libtvm_runtime.so' 'tilelang/lib/libstub_*.so' -d tilelang_runtime
 if ! command -v nvcc >/dev/null || ! python3 -c 'import torch' 2>/dev/null; then
-  echo "FlashInfer's and FlashQLA's prefills take nvcc and PyTorch here to be compiled; without them they will be named as absent" >&2
+  echo "FlashInfer's decodes and its and FlashQLA's prefills take nvcc and PyTorch here to be compiled; without them they will be named as absent" >&2
 else
   pip install -q --no-deps --no-compile --target "$clone/compilers" nvidia-cutlass-dsl==4.8.0 \
     nvidia-cutlass-dsl-libs-{base,core,cu13}==4.8.0 cuda-bindings==13.0.3 cuda-pathfinder tilelang==0.1.15 \
     apache-tvm-ffi==0.1.12 z3-solver==4.15.4.0 cloudpickle ml-dtypes psutil tqdm
   dsl=$clone/compilers/nvidia_cutlass_dsl
-  for peer in flashinfer flashqla; do
+  for peer in flashinfer decodes flashqla; do
     LOCKSTEP_PEERS=$out PYTHONPATH="$dsl/dsl_packages:$dsl:$clone/compilers:${PYTHONPATH:-}" \
       python3 "$root/bench/peers/compile_kernels.py" "$peer"
   done

@@ -124,6 +124,34 @@ Result<void> add_case(const Record& row, Kernel& kernel, std::vector<RecordedTim
   return {};
 }
 
+/// The entry of a kernel's file that counts for a card.
+struct Entry {
+  Record record;
+  std::string gpu;  ///< of an entry that is not used: of all entries
+  bool is_used;
+};
+
+/// The file's entry of the card; its first one, which is not used, if none is of that card.
+Result<Entry> entry_of(const Record& file, std::string_view card) {
+  const Result<std::vector<Record>> chips = file.objects("chips");
+  if (!chips) return tl::unexpected(chips.error());
+  if (chips->empty()) return file.error("chips", "the entry of a card is missing");
+  std::optional<Entry> used;
+  std::vector<std::string> gpus;
+  for (const Record& chip : *chips) {
+    Result<std::string> gpu = chip.text("gpu");
+    if (!gpu) return tl::unexpected(gpu.error());
+    gpus.push_back(*gpu);
+    if (!has_word(*gpu, card)) continue;
+    if (used)
+      return chip.error("gpu", fmt::format("`{}` beside an entry of `{}`: {} stands for two cards",
+                                           *gpu, used->gpu, card));
+    used = Entry{chip, std::move(*gpu), true};
+  }
+  if (used) return std::move(*used);
+  return Entry{chips->front(), fmt::format("{}", fmt::join(gpus, " and ")), false};
+}
+
 /// Reads a kernel's file into `layers`.
 Result<void> read_kernel(const LayerKernel& what, std::string_view card, const std::string& folder,
                          MeasuredLayers& layers) {
@@ -133,13 +161,14 @@ Result<void> read_kernel(const LayerKernel& what, std::string_view card, const s
   const Result<const nlohmann::json*> document = (*documents)->next();
   if (!document) return tl::unexpected(document.error());
   if (*document == nullptr) return fail(path + ": the file is empty");
-  const Record file(**document, (*documents)->place());
-  const Result<std::string> gpu = file.text("gpu"), commit = file.text("commit"),
-                            date = file.text("date");
-  const Result<std::int64_t> rate = thousandths(file, "read_gbps");
-  const Result<std::int64_t> products = thousandths(file, "matmul_tflops");
-  const Result<std::vector<Record>> rows = file.objects("speed");
-  for (const auto* const text : {&gpu, &commit, &date})
+  const Result<Entry> entry = entry_of(Record(**document, (*documents)->place()), card);
+  if (!entry) return tl::unexpected(entry.error());
+  const auto& [chip, gpu, is_used] = *entry;
+  const Result<std::string> commit = chip.text("commit"), date = chip.text("date");
+  const Result<std::int64_t> rate = thousandths(chip, "read_gbps");
+  const Result<std::int64_t> products = thousandths(chip, "matmul_tflops");
+  const Result<std::vector<Record>> rows = chip.objects("speed");
+  for (const auto* const text : {&commit, &date})
     if (!*text) return tl::unexpected(text->error());
   for (const auto* const number : {&rate, &products})
     if (!*number) return tl::unexpected(number->error());
@@ -150,14 +179,13 @@ Result<void> read_kernel(const LayerKernel& what, std::string_view card, const s
   for (const Record& row : *rows)
     if (Result<void> added = add_case(row, kernel, cases); !added) return added;
   if (cases.empty())
-    return file.error("speed", fmt::format("no `case` has the form `{}`", what.cases[0]));
-  const bool is_used = has_word(*gpu, card);
-  if (is_used && !layers.gpu.empty() && layers.gpu != *gpu)
-    return file.error("gpu", fmt::format("`{}`, where an earlier file has `{}`: {} stands for two "
+    return chip.error("speed", fmt::format("no `case` has the form `{}`", what.cases[0]));
+  if (is_used && !layers.gpu.empty() && layers.gpu != gpu)
+    return chip.error("gpu", fmt::format("`{}`, where an earlier file has `{}`: {} stands for two "
                                          "cards",
-                                         *gpu, layers.gpu, card));
+                                         gpu, layers.gpu, card));
   if (is_used && layers.gpu.empty()) {
-    layers.gpu = *gpu;
+    layers.gpu = gpu;
     layers.bytes_per_microsecond = *rate;
     layers.flops_per_nanosecond = *products;
   }
@@ -165,11 +193,11 @@ Result<void> read_kernel(const LayerKernel& what, std::string_view card, const s
     std::set<std::int64_t> x, y;
     for (const RecordedTimes::Case& one : cases) x.insert(one.x), y.insert(one.y);
     if (x.size() * y.size() != cases.size())
-      return file.error("speed",
+      return chip.error("speed",
                         fmt::format("the cases of the form `{}` are no grid", what.cases[0]));
     kernel.times = RecordedTimes(std::move(cases));
   }
-  layers.evidence.push_back({std::string(what.operation), path, *gpu, *commit, *date, is_used});
+  layers.evidence.push_back({std::string(what.operation), path, gpu, *commit, *date, is_used});
   layers.kernels.push_back(std::move(kernel));
   return {};
 }

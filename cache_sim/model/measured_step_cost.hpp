@@ -11,14 +11,14 @@
 
 namespace lockstep::cache_sim {
 
-/// The file that holds a kernel's times.
+/// The file that holds a kernel's times, and the entry of the card there.
 struct KernelEvidence {
   std::string operation;
   std::string file;
   std::string gpu;
   std::string commit;
   std::string date;
-  bool is_used = false;  ///< false: of another card, so the kernel is modelled
+  bool is_used = false;  ///< false: only other cards, all in `gpu`, so the kernel is modelled
 };
 
 /// Time of one part of many steps: a kernel in all layers, or what no kernel measures.
@@ -68,8 +68,8 @@ class RecordedTimes {
 class MeasuredLayers {
  public:
   /// Reads the evidence of the model's kernels from a folder such as reports/kernels. `card` is a
-  /// word of the field `gpu`: H200. Errors name the file and the field: a file that lacks a field
-  /// or a case, no file of that card, a card that stands for two.
+  /// word of the field `gpu` of an entry: H200. Errors name the file and the field: an entry that
+  /// lacks a field or a case, no entry of that card, a card that stands for two.
   static Result<MeasuredLayers> read(const Model& model, std::string_view card,
                                      const std::string& folder);
 
@@ -81,8 +81,8 @@ class MeasuredLayers {
   };
 
   std::string gpu;
-  std::int64_t bytes_per_microsecond = 0;  ///< read rate of the card, by its first file
-  std::int64_t flops_per_nanosecond = 0;   ///< its products of matrices, by that file
+  std::int64_t bytes_per_microsecond = 0;  ///< read rate of the card, by its first entry
+  std::int64_t flops_per_nanosecond = 0;   ///< its products of matrices, by that entry
   std::vector<KernelEvidence> evidence;
   std::vector<Kernel> kernels;
 };

@@ -84,6 +84,38 @@ void sort_by_median(Json& kernels) {
                    [&](const Json& a, const Json& b) { return key(a) < key(b); });
 }
 
+/// The evidence of a kernel on one card: its file without the other cards' entries, and the texts.
+Json kernel_on(const Json& file, const Json& chip) {
+  Json kernel = file;
+  kernel.erase("chips");
+  kernel.update(chip);
+  for (Json& row : kernel.at("speed")) add_texts(row);
+  for (Json& row : kernel.at("accuracy"))
+    row["text"] = fmt::format("{:.2e} of at most {:.2e}", row.at("error").get<double>(),
+                              row.at("yardstick").get<double>());
+  kernel["summary"] = summary_of(kernel.at("speed"));
+  const std::string gpu = kernel.at("gpu").get<std::string>();
+  constexpr std::string_view kMaker = "NVIDIA ";
+  kernel["card"] = gpu.starts_with(kMaker) ? gpu.substr(kMaker.size()) : gpu;
+  kernel["about"] =
+      fmt::format("{}, driver {}, CUDA {}, {}; copy rate {:.0f} GB/s in the same run", gpu,
+                  kernel.at("driver").get<std::string>(), kernel.at("cuda").get<std::string>(),
+                  kernel.at("date").get<std::string>(), kernel.at("copy_gbps").get<double>());
+  return kernel;
+}
+
+/// Adds to each case of a kernel's cards what the other cards took for it.
+void add_other_cards(std::vector<Json>& cards) {
+  for (Json& kernel : cards)
+    for (Json& row : kernel.at("speed"))
+      for (const Json& other : cards)
+        for (const Json& same : other.at("speed"))
+          if (&other != &kernel && same.at("case") == row.at("case"))
+            row["other_cards"].push_back({{"card", other.at("card")},
+                                          {"time_text", same.at("time_text")},
+                                          {"ratio_text", same.value("ratio_text", Json())}});
+}
+
 /// The length of a bar in per cent of its box; the box can show a little more than the limit.
 std::string bar_length(const JsonField& share) {
   return fmt::format("{:.1f}", 100 * std::min(share.number(), 1.1));
@@ -94,6 +126,7 @@ View speed_view(const JsonField& row) {
   View view = view_of(row);
   view.set("bar", bar_length(row.at("limit_share")));
   view.set("mark", row.has("peer_share") ? View(bar_length(row.at("peer_share"))) : View(false));
+  view.set("other_cards", row.has("other_cards") ? view_of(row.at("other_cards")) : View(false));
   return view;
 }
 
@@ -117,23 +150,20 @@ Result<Json> kernels_of(const std::string& folder) {
   for (const std::filesystem::path& file : files) {
     Result<Json> read = read_json(file);
     if (!read) return read;
+    std::vector<Json> cards;
     try {
-      for (Json& row : read->at("speed")) add_texts(row);
-      for (Json& row : read->at("accuracy"))
-        row["text"] = fmt::format("{:.2e} of at most {:.2e}", row.at("error").get<double>(),
-                                  row.at("yardstick").get<double>());
-      (*read)["summary"] = summary_of(read->at("speed"));
       const std::string name = read->at("operation").get<std::string>();
-      (*read)["about"] =
-          fmt::format("{}, driver {}, CUDA {}, {}; copy rate {:.0f} GB/s in the same run",
-                      read->at("gpu").get<std::string>(), read->at("driver").get<std::string>(),
-                      read->at("cuda").get<std::string>(), read->at("date").get<std::string>(),
-                      read->at("copy_gbps").get<double>());
-      if (pending.contains(name)) (*read)["pending"] = pending.at(name);
+      for (const Json& chip : read->at("chips")) {
+        cards.push_back(kernel_on(*read, chip));
+        cards.back()["anchor"] =
+            cards.size() == 1 ? name : fmt::format("{}-{}", name, cards.size());
+        if (pending.contains(name)) cards.back()["pending"] = pending.at(name);
+      }
+      add_other_cards(cards);
     } catch (const Json::exception& error) {
       return fail(file.string() + ": " + error.what());
     }
-    kernels.push_back(std::move(*read));
+    for (Json& kernel : cards) kernels.push_back(std::move(kernel));
   }
   sort_by_median(kernels);
   return kernels;
@@ -152,12 +182,12 @@ Json kernel_totals(const Json& kernels) {
 
 View kernel_view(const JsonField& kernel) {
   View view = object_view();
-  for (const char* const key : {"operation", "about", "accuracy", "summary"})
+  for (const char* const key : {"operation", "card", "about", "accuracy", "summary"})
     view.set(key, view_of(kernel.at(key)));
   view.set("speed", views_of(kernel.at("speed"),
                              [](const JsonField& row, std::size_t) { return speed_view(row); }));
   view.set("pending", kernel.has("pending") ? view_of(kernel.at("pending")) : View(false));
-  view.set("anchor", kernel.at("operation").text());
+  view.set("anchor", kernel.at("anchor").text());
   view.set("has_speed", kernel.at("speed").size() > 0);
   return view;
 }

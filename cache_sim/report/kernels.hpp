@@ -8,9 +8,10 @@
 
 namespace lockstep::cache_sim {
 
-/// The evidence of every kernel in a folder such as reports/kernels/, by name, with the texts of
-/// the page. A kernel that is listed in pending.json beside that folder has a `pending` reason. An
-/// empty array if there is no such folder. Errors name the file and the field.
+/// The evidence of every kernel in a folder such as reports/kernels/, once for each card that it
+/// was measured on, with the texts of the page. A kernel that is listed in pending.json beside that
+/// folder has a `pending` reason. An empty array if there is no such folder. Errors name the file
+/// and the field.
 Result<Json> kernels_of(const std::string& folder);
 
 /// Counts over all kernels: cases with a peer, and how many of them are faster and slower than the

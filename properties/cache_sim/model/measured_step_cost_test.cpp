@@ -25,13 +25,21 @@ using testing_support::ScratchFolder;
 
 const std::string kReports = std::string(LOCKSTEP_SOURCE_DIR) + "/reports/kernels";
 
-Json evidence_of(const std::string& operation) {
-  return Json::parse(read_text(kReports + "/" + operation + ".json"));
+/// The entries of an operation, one for each card that it was measured on.
+std::vector<Json> entries_of(const std::string& operation) {
+  return Json::parse(read_text(kReports + "/" + operation + ".json")).at("chips");
 }
 
-/// The card that an operation was measured on.
+/// A card that an operation was measured on.
 std::string card_of(const std::string& operation) {
-  return evidence_of(operation).at("gpu");
+  return entries_of(operation).front().at("gpu");
+}
+
+Json entry_of(const std::string& operation, const std::string& gpu) {
+  for (const Json& entry : entries_of(operation))
+    if (entry.at("gpu") == gpu) return entry;
+  require(false, operation + " was not measured on " + gpu);
+  return {};
 }
 
 /// The costs of a model's steps, and how they divide.
@@ -100,24 +108,26 @@ TEST(MeasuredStepCosts, aRecordedCaseCostsWhatWasRecorded) {
     const std::string_view form = one.form;
     const bool is_decode = form.find("B=") != std::string_view::npos;
     const bool has_two = form.find("%d") != form.rfind("%d");
-    const Json file = evidence_of(one.operation);
-    Costs costs(one.model, card_of(one.operation));
-    const std::int64_t layers =
-        costs.model.state_layers > 0 ? costs.model.state_layers : costs.model.attention_layers;
-    int cases = 0;
-    for (const Json& row : file.at("speed")) {
-      const std::string text = row.at("case");
-      int first = 0, second = is_decode ? 1 : 0, end = 0;
-      has_two ? std::sscanf(text.c_str(), one.form, &first, &second, &end)
-              : std::sscanf(text.c_str(), one.form, &first, &end);
-      if (end != static_cast<int>(text.size())) continue;
-      ++cases;
-      const CostPart part =
-          costs.part(one.operation, is_decode ? decodes(first, second) : prompt(first, second));
-      EXPECT_EQ(part.measured, layers * nanoseconds(row)) << one.operation << ": " << text;
-      EXPECT_EQ(part.modelled, 0) << one.operation << ": " << text;
+    for (const Json& entry : entries_of(one.operation)) {
+      const std::string gpu = entry.at("gpu");
+      Costs costs(one.model, gpu);
+      const std::int64_t layers =
+          costs.model.state_layers > 0 ? costs.model.state_layers : costs.model.attention_layers;
+      int cases = 0;
+      for (const Json& row : entry.at("speed")) {
+        const std::string text = row.at("case");
+        int first = 0, second = is_decode ? 1 : 0, end = 0;
+        has_two ? std::sscanf(text.c_str(), one.form, &first, &second, &end)
+                : std::sscanf(text.c_str(), one.form, &first, &end);
+        if (end != static_cast<int>(text.size())) continue;
+        ++cases;
+        const CostPart part =
+            costs.part(one.operation, is_decode ? decodes(first, second) : prompt(first, second));
+        EXPECT_EQ(part.measured, layers * nanoseconds(row)) << gpu << ": " << text;
+        EXPECT_EQ(part.modelled, 0) << gpu << ": " << text;
+      }
+      EXPECT_GT(cases, 0) << one.operation << " on " << gpu << ": " << one.form;
     }
-    EXPECT_GT(cases, 0) << one.operation << ": " << one.form;
   }
 }
 
@@ -194,14 +204,23 @@ TEST(MeasuredStepCosts, partsAddUpToTheStep) {
 
 // --- Evidence ------------------------------------------------------------------------------------
 
-/// A folder with the evidence of nemotron-h's kernels on an H200, each file changed by `change`.
+constexpr const char* kH100 = "NVIDIA H100 80GB HBM3";
+constexpr const char* kH200 = "NVIDIA H200";
+
+/// A folder with the evidence of nemotron-h's kernels on an H200, each entry changed by `change`.
+/// The times of a second card, if one is named, are three times as long.
 template <class Change>
-std::string changed_evidence(const ScratchFolder& folder, const Change& change) {
+std::string changed_evidence(const ScratchFolder& folder, const Change& change,
+                             const char* second = nullptr) {
   for (const char* const operation : {"selective_state_update", "ssd_prefill"}) {
-    Json file = evidence_of(operation);
-    file["gpu"] = "NVIDIA H200";
-    change(operation, file);
-    folder.write(fmt::format("{}.json", operation), file.dump());
+    Json entries = Json::array({entry_of(operation, kH200)});
+    change(operation, entries[0]);
+    if (second != nullptr) {
+      entries.push_back(Json(entries[0]));
+      entries[1]["gpu"] = second;
+      for (Json& row : entries[1]["speed"]) row["time_us"] = 3 * row["time_us"].get<double>();
+    }
+    folder.write(fmt::format("{}.json", operation), Json{{"chips", entries}}.dump());
   }
   const std::string path = folder.path("");
   return path.substr(0, path.size() - 1);
@@ -209,8 +228,8 @@ std::string changed_evidence(const ScratchFolder& folder, const Change& change) 
 
 TEST(MeasuredStepCosts, twiceTheTimesGiveTwiceTheMeasuredPart) {
   const ScratchFolder folder;
-  const std::string twice = changed_evidence(folder, [](const std::string&, Json& file) {
-    for (Json& row : file["speed"]) row["time_us"] = 2 * row["time_us"].get<double>();
+  const std::string twice = changed_evidence(folder, [](const std::string&, Json& entry) {
+    for (Json& row : entry["speed"]) row["time_us"] = 2 * row["time_us"].get<double>();
   });
   Costs one("nemotron-h", card_of("ssd_prefill")), two("nemotron-h", "H200", twice);
   for (const std::int64_t rows : {1, 7, 16, 40, 1024}) {
@@ -222,11 +241,33 @@ TEST(MeasuredStepCosts, twiceTheTimesGiveTwiceTheMeasuredPart) {
   }
 }
 
+// A file with two cards gives each its own times.
+TEST(MeasuredStepCosts, eachCardHasTheTimesOfItsEntry) {
+  const ScratchFolder folder;
+  const std::string both = changed_evidence(
+      folder, [](const std::string&, Json&) {}, kH100);
+  for (const auto& [card, gpu, times] :
+       {std::tuple("H200", kH200, 1), std::tuple("H100", kH100, 3)}) {
+    Costs costs("nemotron-h", card, both), alone("nemotron-h", kH200);
+    for (const std::int64_t rows : {1, 16, 1024})
+      EXPECT_NEAR(
+          static_cast<double>(costs.part("selective_state_update", decodes(rows)).measured),
+          static_cast<double>(times * alone.part("selective_state_update", decodes(rows)).measured),
+          24);
+    const Result<MeasuredLayers> layers =
+        MeasuredLayers::read(**find_model("nemotron-h"), card, both);
+    ASSERT_TRUE(layers) << layers.error().text;
+    EXPECT_EQ(layers->gpu, gpu);
+    ASSERT_EQ(layers->evidence.size(), 2u);
+    for (const KernelEvidence& one : layers->evidence) EXPECT_EQ(one.gpu, gpu);
+  }
+}
+
 // Two cards are never mixed.
 TEST(MeasuredStepCosts, aKernelOfAnotherCardIsModelled) {
   const ScratchFolder folder;
-  const std::string mixed = changed_evidence(folder, [](const std::string& operation, Json& file) {
-    if (operation == "ssd_prefill") file["gpu"] = "NVIDIA H100 80GB HBM3";
+  const std::string mixed = changed_evidence(folder, [](const std::string& operation, Json& entry) {
+    if (operation == "ssd_prefill") entry["gpu"] = kH100;
   });
   for (const auto& [card, measured, modelled] :
        {std::tuple("H200", "selective_state_update", "ssd_prefill"),
@@ -243,39 +284,56 @@ TEST(MeasuredStepCosts, aKernelOfAnotherCardIsModelled) {
 TEST(MeasuredStepCosts, badEvidenceIsRefusedByFileAndField) {
   struct Bad {
     std::string card;
-    void (*change)(const std::string& operation, Json& file);
+    void (*change)(const std::string& operation, Json& entry);
     std::string says;
+    const char* second = nullptr;
   };
   const auto same = [](const std::string&, Json&) {};
   const std::vector<Bad> all = {
       {"H100", same, "selective_state_update.json: field gpu: `NVIDIA H200`"},
+      {"B200", same, "field gpu: `NVIDIA H200 and NVIDIA H100 80GB HBM3`", kH100},
       {"H20", same, "was measured on H20"},
       {"", same, "field gpu"},
       {"NVIDIA",
-       [](const std::string& operation, Json& file) {
-         if (operation == "ssd_prefill") file["gpu"] = "NVIDIA H100 80GB HBM3";
+       [](const std::string& operation, Json& entry) {
+         if (operation == "ssd_prefill") entry["gpu"] = kH100;
        },
-       "ssd_prefill.json:1: field gpu: `NVIDIA H100 80GB HBM3`, where an earlier file has "
+       "ssd_prefill.json:1: field chips[0].gpu: `NVIDIA H100 80GB HBM3`, where an earlier file has "
        "`NVIDIA H200`: NVIDIA stands for two cards"},
-      {"H200", [](const std::string&, Json& file) { file.erase("commit"); }, "field commit"},
-      {"H200", [](const std::string&, Json& file) { file["read_gbps"] = 0; },
-       "field read_gbps: 0 is not between"},
-      {"H200", [](const std::string&, Json& file) { file["speed"] = Json::array(); },
-       "field speed: no `case` has the form `B={} H=128 P=64 N=128 G=8 state fp32`"},
-      {"H200", [](const std::string&, Json& file) { file["speed"][0]["time_us"] = "fast"; },
-       "field speed[0].time_us"},
+      {"H200", same,
+       "selective_state_update.json:1: field chips[1].gpu: `NVIDIA H200` beside an entry of "
+       "`NVIDIA H200`: H200 stands for two cards",
+       kH200},
+      {"H200", [](const std::string&, Json& entry) { entry.erase("gpu"); }, "field chips[0].gpu"},
+      {"H200", [](const std::string&, Json& entry) { entry.erase("commit"); },
+       "field chips[0].commit"},
+      {"H200", [](const std::string&, Json& entry) { entry["read_gbps"] = 0; },
+       "field chips[0].read_gbps: 0 is not between"},
+      {"H200", [](const std::string&, Json& entry) { entry["speed"] = Json::array(); },
+       "field chips[0].speed: no `case` has the form `B={} H=128 P=64 N=128 G=8 state fp32`"},
+      {"H200", [](const std::string&, Json& entry) { entry["speed"][0]["time_us"] = "fast"; },
+       "field chips[0].speed[0].time_us"},
       {"H200",
-       [](const std::string&, Json& file) { file["speed"].push_back(Json(file["speed"][0])); },
+       [](const std::string&, Json& entry) { entry["speed"].push_back(Json(entry["speed"][0])); },
        "are no grid"},
   };
   for (const Bad& bad : all) {
     const ScratchFolder folder;
-    const Result<MeasuredLayers> read = MeasuredLayers::read(**find_model("nemotron-h"), bad.card,
-                                                             changed_evidence(folder, bad.change));
+    const Result<MeasuredLayers> read = MeasuredLayers::read(
+        **find_model("nemotron-h"), bad.card, changed_evidence(folder, bad.change, bad.second));
     ASSERT_FALSE(read) << bad.says;
     EXPECT_NE(read.error().text.find(bad.says), std::string::npos) << bad.says << "\n"
                                                                    << read.error().text;
   }
+  const ScratchFolder folder;
+  folder.write("selective_state_update.json", R"({"chips": []})");
+  const std::string path = folder.path("");
+  const Result<MeasuredLayers> read =
+      MeasuredLayers::read(**find_model("nemotron-h"), "H200", path.substr(0, path.size() - 1));
+  ASSERT_FALSE(read);
+  EXPECT_NE(read.error().text.find("field chips: the entry of a card is missing"),
+            std::string::npos)
+      << read.error().text;
 }
 
 // --- The command ---------------------------------------------------------------------------------
@@ -301,7 +359,7 @@ TEST(MeasuredStepCosts, compareSaysWhatIsMeasuredAndFromWhere) {
   const Json json = compared("reports/kernels", "one.json");
   EXPECT_EQ(json["cost"]["gpu"], "NVIDIA H200");
   ASSERT_EQ(json["cost"]["evidence"].size(), 2u);
-  EXPECT_EQ(json["cost"]["evidence"][1]["commit"], evidence_of("ssd_prefill")["commit"]);
+  EXPECT_EQ(json["cost"]["evidence"][1]["commit"], entry_of("ssd_prefill", kH200)["commit"]);
   EXPECT_FALSE(json["policies"][0].contains("measured_share")) << "an ideal policy takes no steps";
   const Json& row = json["policies"][1];
   EXPECT_GT(row["output_tokens_per_s"], 0.0);
@@ -315,8 +373,8 @@ TEST(MeasuredStepCosts, compareSaysWhatIsMeasuredAndFromWhere) {
   EXPECT_GT(measured(row), 0);
 
   const ScratchFolder slow;
-  const std::string evidence = changed_evidence(slow, [](const std::string&, Json& file) {
-    for (Json& one : file["speed"]) one["time_us"] = 100 * one["time_us"].get<double>();
+  const std::string evidence = changed_evidence(slow, [](const std::string&, Json& entry) {
+    for (Json& one : entry["speed"]) one["time_us"] = 100 * one["time_us"].get<double>();
   });
   const Json other = compared(evidence, "slow.json")["policies"][1];
   EXPECT_GT(other["ttft"]["mean_ns"], row["ttft"]["mean_ns"]);

@@ -158,20 +158,33 @@ ComparisonPlan small_comparison() {
                       .capacities = {std::int64_t{1} << 30, std::int64_t{4} << 30}}};
 }
 
-constexpr std::string_view kEvidence = R"({"operation": "state_copy", "sources": "0", "commit": "0",
- "gpu": "a GPU", "driver": "1", "cuda": "13.0", "date": "2026-01-01", "copy_gbps": 4000,
- "read_gbps": 4100, "matmul_tflops": 700,
- "accuracy": [{"case": "out", "error": 1e-3, "yardstick": 4e-3, "cases": 7, "worst": "none"}],
- "speed": [{"case": "B=1 <small>", "time_us": 3.5, "bytes": 1000, "gbps": 400, "limit_share": 0.5,
-            "peer": "another", "peer_time_us": 7.0, "peer_run": "recorded"},
-           {"case": "B=2", "time_us": 2500.4, "bytes": 1000, "gbps": 4000, "limit_share": 0.97}],
- "sanitizer": {"memcheck": 0}})";
+constexpr std::string_view kEvidence = R"({"operation": "state_copy", "sources": "0",
+ "sanitizer": {"memcheck": 0},
+ "chips": [{"gpu": "NVIDIA A1", "driver": "1", "cuda": "13.0", "copy_gbps": 4000, "read_gbps": 4100,
+  "matmul_tflops": 700, "commit": "0", "date": "2026-01-01",
+  "accuracy": [{"case": "out", "error": 1e-3, "yardstick": 4e-3, "cases": 7, "worst": "none"}],
+  "speed": [{"case": "B=1 <small>", "time_us": 3.5, "bytes": 1000, "gbps": 400, "limit_share": 0.5,
+             "peer": "another", "peer_time_us": 7.0, "peer_run": "recorded"},
+            {"case": "B=2", "time_us": 2500.4, "bytes": 1000, "gbps": 4000, "limit_share": 0.97}]}]
+ })";
 
 /// The evidence of a layer of which nobody asks for its speed.
 std::string untimed(std::string_view evidence) {
   Json json = Json::parse(evidence);
   json["operation"] = "rms_norm";
-  json["speed"] = Json::array();
+  json["chips"][0]["speed"] = Json::array();
+  return json.dump();
+}
+
+/// The evidence with a second card, whose times are twice as long, and which has one case less.
+std::string on_two_cards(std::string_view evidence) {
+  Json json = Json::parse(evidence);
+  json["operation"] = "on_two_cards";
+  Json chip = json["chips"][0];
+  chip["gpu"] = "B2";
+  chip["speed"].erase(1);
+  chip["speed"][0]["time_us"] = 14.0;
+  json["chips"].push_back(chip);
   return json.dump();
 }
 
@@ -185,6 +198,7 @@ Report report_of_everything() {
   std::filesystem::create_directory(measured.path("kernels"));
   measured.write("kernels/state_copy.json", std::string(kEvidence));
   measured.write("kernels/rms_norm.json", untimed(kEvidence));
+  measured.write("kernels/on_two_cards.json", on_two_cards(kEvidence));
   measured.write("pending.json", R"({"state_copy": "its chunks became longer"})");
   options.kernels = measured.path("kernels");
   Result<Report> report = collect_report(options);
@@ -1264,6 +1278,32 @@ TEST(Report, showsKernelsBesidePeersAndSaysWhichArePending) {
     EXPECT_NE(page.find(text), std::string::npos) << text;
 }
 
+// Each card of a kernel has a row among the verdicts and figures of its own, with those that the
+// other card has of the same case.
+TEST(Report, showsTheCardsOfAKernelApartAndSideBySide) {
+  const Report report = report_of_everything();
+  const std::string page = page_named(report.document, "kernels.html");
+  for (const char* const text :
+       {"<a href=\"#on_two_cards\">", "<a href=\"#on_two_cards-2\">", "<h2 id=\"on_two_cards\"",
+        "<h2 id=\"on_two_cards-2\"", "NVIDIA A1, driver 1", "B2, driver 1"})
+    EXPECT_EQ(times_in(page, text), std::string_view(text) == "NVIDIA A1, driver 1" ? 3u : 1u)
+        << text;
+  std::map<std::string, Json> cards;
+  for (const Json& kernel : report.document["kernels"])
+    if (kernel["operation"] == "on_two_cards") cards[kernel["card"]] = kernel;
+  ASSERT_EQ(cards.size(), 2u);
+  EXPECT_EQ(cards["A1"]["gpu"], "NVIDIA A1");
+  EXPECT_EQ(cards["A1"]["sources"], "0");
+  EXPECT_EQ(cards["A1"]["summary"]["median_text"], "0.50");
+  EXPECT_EQ(cards["B2"]["summary"]["median_text"], "2.00");
+  const auto other = [](const char* card, const char* time, const char* ratio) {
+    return Json::array({{{"card", card}, {"time_text", time}, {"ratio_text", ratio}}});
+  };
+  EXPECT_EQ(cards["A1"]["speed"][0]["other_cards"], other("B2", "14.00 µs", "2.00"));
+  EXPECT_EQ(cards["B2"]["speed"][0]["other_cards"], other("A1", "3.50 µs", "0.50"));
+  EXPECT_FALSE(cards["A1"]["speed"][1].contains("other_cards")) << "the case is one card's alone";
+}
+
 // A plain layer is measured for accuracy alone.
 TEST(Report, showsPlainLayersWithoutSpeed) {
   const std::string page = page_named(report_of_everything().document, "kernels.html");
@@ -1281,13 +1321,14 @@ TEST(Report, kernelsPageBeginsWithATableOfHowEachStandsBesideItsPeers) {
   const auto evidence = [](const std::string& name, const std::vector<double>& times) {
     Json json = Json::parse(kEvidence);
     json["operation"] = name;
-    Json row = json["speed"][0];
-    json["speed"].erase(0);  // the other case has no peer
+    Json& speed = json["chips"][0]["speed"];
+    Json row = speed[0];
+    speed.erase(0);  // the other case has no peer
     for (const double time : times) {
       row["time_us"] = time;
       row["peer_time_us"] = 10.0;
       row["case"] = fmt::format("takes {}", time);
-      json["speed"].push_back(row);
+      speed.push_back(row);
     }
     return json.dump();
   };
@@ -1302,15 +1343,16 @@ TEST(Report, kernelsPageBeginsWithATableOfHowEachStandsBesideItsPeers) {
   std::vector<std::string> order;
   for (const Json& kernel : *kernels) order.push_back(kernel["operation"]);
   EXPECT_EQ(order, (std::vector<std::string>{"ahead", "behind", "alone", "rms_norm"}));
-  EXPECT_EQ((*kernels)[0]["summary"]["faster"], 2);
-  EXPECT_EQ((*kernels)[0]["summary"]["slower"], 1);
-  EXPECT_EQ((*kernels)[0]["summary"]["median_text"], "0.98");
-  EXPECT_EQ((*kernels)[1]["summary"]["faster"], 0);
-  EXPECT_EQ((*kernels)[1]["summary"]["slower"], 2);
-  EXPECT_EQ((*kernels)[1]["summary"]["median_text"], "1.06");
-  EXPECT_EQ((*kernels)[1]["summary"]["worst_text"], "1.20");
-  EXPECT_EQ((*kernels)[1]["summary"]["worst_case"], "takes 12");
-  EXPECT_TRUE((*kernels)[2]["summary"].is_null());
+  const auto summary = [&](std::size_t i) { return (*kernels)[i]["summary"]; };
+  EXPECT_EQ(summary(0)["faster"], 2);
+  EXPECT_EQ(summary(0)["slower"], 1);
+  EXPECT_EQ(summary(0)["median_text"], "0.98");
+  EXPECT_EQ(summary(1)["faster"], 0);
+  EXPECT_EQ(summary(1)["slower"], 2);
+  EXPECT_EQ(summary(1)["median_text"], "1.06");
+  EXPECT_EQ(summary(1)["worst_text"], "1.20");
+  EXPECT_EQ(summary(1)["worst_case"], "takes 12");
+  EXPECT_TRUE(summary(2).is_null());
   EXPECT_EQ(kernel_totals(*kernels),
             (Json{{"noise", 0.02}, {"shapes", 7}, {"faster", 2}, {"slower", 3}}));
   const std::string page = page_named(report_of_everything().document, "kernels.html");
@@ -1320,11 +1362,15 @@ TEST(Report, kernelsPageBeginsWithATableOfHowEachStandsBesideItsPeers) {
 TEST(Report, refusesEvidenceThatLacksAField) {
   const testing_support::ScratchFolder measured;
   std::filesystem::create_directory(measured.path("kernels"));
-  measured.write("kernels/broken.json", R"({"operation": "broken", "speed": [{"case": "B=1"}]})");
-  const Result<Json> kernels = kernels_of(measured.path("kernels"));
-  ASSERT_FALSE(kernels.has_value());
-  EXPECT_NE(kernels.error().text.find("broken.json"), std::string::npos) << kernels.error().text;
-  EXPECT_NE(kernels.error().text.find("time_us"), std::string::npos) << kernels.error().text;
+  for (const auto& [content, field] :
+       {std::pair(R"({"operation": "broken", "chips": [{"speed": [{"case": "B=1"}]}]})", "time_us"),
+        std::pair(R"({"operation": "broken", "gpu": "A1", "speed": []})", "chips")}) {
+    measured.write("kernels/broken.json", content);
+    const Result<Json> kernels = kernels_of(measured.path("kernels"));
+    ASSERT_FALSE(kernels.has_value());
+    EXPECT_NE(kernels.error().text.find("broken.json"), std::string::npos) << kernels.error().text;
+    EXPECT_NE(kernels.error().text.find(field), std::string::npos) << kernels.error().text;
+  }
 }
 
 }  // namespace
