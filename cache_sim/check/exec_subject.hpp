@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "cache_sim/check/children.hpp"
+#include "cache_sim/check/closed_subject.hpp"
 #include "reference/base/result.hpp"
 #include "reference/protocol/config.hpp"
 #include "reference/protocol/subject.hpp"
