@@ -204,19 +204,19 @@ class MarconiCache {
       if (node.has_state && path.begins_with(other)) longest = std::max(longest, other.size());
     return longest;
   }
+  /// A prefix stands before the path in order, and of two the longer one is nearer to it.
   std::int64_t parent_size(const Path& path) const {
-    std::int64_t longest = 0;
-    for (const auto& [other, node] : nodes_)
-      if (other.size() < path.size() && path.begins_with(other))
-        longest = std::max(longest, other.size());
-    return longest;
+    for (auto at = nodes_.lower_bound(path); at != nodes_.begin();)
+      if (path.begins_with((--at)->first)) return at->first.size();
+    return 0;
   }
+  /// What begins with the path stands right behind it.
   std::int64_t child_count(const Path& path) const {
-    return std::count_if(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
-      const Path& other = entry.first;
-      return other.size() > path.size() && other.begins_with(path) &&
-             parent_size(other) == path.size();
-    });
+    std::int64_t count = 0;
+    for (auto at = nodes_.upper_bound(path); at != nodes_.end() && at->first.begins_with(path);
+         ++at)
+      count += parent_size(at->first) == path.size() ? 1 : 0;
+    return count;
   }
   bool is_locked(const Path& path) const {
     return std::any_of(locks_.begin(), locks_.end(),
@@ -334,9 +334,10 @@ class MarconiOracle final : public Subject {
     return bytes <= free_bytes() + cache_.bytes() - cache_.bytes_in_use();
   }
   bool evict_one(Evicted& evicted) {
-    const MarconiCache before = cache_;
+    std::optional<MarconiCache> before;
+    if (!before_pressure_ && config_.text("alpha") == "tuned") before = cache_;
     if (!cache_.evict_one(alpha_, evicted)) return false;
-    if (!before_pressure_ && config_.text("alpha") == "tuned") {
+    if (before) {
       before_pressure_ = before;
       window_ = std::max<std::int64_t>(
           1, config_.number("bootstrap") * std::max<std::int64_t>(1, finished_));
