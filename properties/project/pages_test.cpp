@@ -557,7 +557,7 @@ TEST(PagesAndSources, examplesOfTheGrammarPlay) {
     scratch.write("traces/example_" + std::to_string(++count) + ".trace", text);
     for (const std::string& line : lines_of(text)) runs += line.starts_with("# run:");
   }
-  EXPECT_EQ(count, 5);
+  EXPECT_EQ(count, 6);
   const auto run =
       run_program({"report", "--fixtures", scratch.path(""), "--out", scratch.path("html")});
   EXPECT_EQ(run.status, 0) << run.out << run.err;

@@ -1,7 +1,7 @@
-// SGLang's host tier under write_through, literally by rules [1.13] of sglang.md: a stored prefix
-// has its KV on the device, on the host or on both, and so with its state. An insert backs up,
-// eviction from the device leaves the host's copy, a match may end at it, and an admission loads
-// it.
+// SGLang's host tier, literally by rules [1.13] of sglang.md: a stored prefix has its KV on the
+// device, on the host or on both, and so with its state. An insert backs up, or eviction from the
+// device does (write_back). The host's copy stays then, a match may end at it, and an admission
+// loads it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,9 +42,10 @@ SglangPrefixMap::Inserted SglangPrefixMap::insert_and_back_up(const Prefix& key,
     } else {  // what the caller has computed stays
       next->second.on_device = true;
       kv_ += end - at;
+      note_both_tiers(next->second);
     }
     at = end;
-    if (end > before && !next->second.on_host) back_up(next->first);
+    if (end > before) count_insert(next);
   }
 
   const bool is_new = at < key.size();
@@ -58,10 +59,18 @@ SglangPrefixMap::Inserted SglangPrefixMap::insert_and_back_up(const Prefix& key,
   }
   use_state(end);
   if (!inserted.exist) cap_states(key);
-  if (is_new && key.size() > before) back_up(key);
+  if (is_new && key.size() > before) count_insert(records_.find(key));
   // A state that comes to a prefix which the host has already is backed up alone.
-  if (!is_new && end.on_host && end.backup == 0) queue_backup(records_.find(key));
+  if (!is_new && end.on_host && end.backup == 0 && !options_.backs_up_late)
+    queue_backup(records_.find(key));
   return inserted;
+}
+
+/// An insert went by the prefix or ended there.
+void SglangPrefixMap::count_insert(Entry entry) {
+  if (options_.backs_up_late) return;
+  entry->second.inserts += 1;
+  if (entry->second.inserts >= options_.inserts && !entry->second.on_host) back_up(entry->first);
 }
 
 /// The prefix and its own prefixes that the host lacks, the shortest first.
@@ -89,6 +98,41 @@ bool SglangPrefixMap::queue_backup(Entry entry) {
   return true;
 }
 
+/// [1.13, 14] Backs up what is about to leave the device. The copy is over before this returns.
+void SglangPrefixMap::save(Entry entry) {
+  if (!queue_backup(entry)) return;
+  backups_.pop_back();
+  unlock(entry->first, true);
+  entry->second.backup = 0;
+  note_both_tiers(entry->second);
+}
+
+/// [1.13, 15] Saves an inner prefix whose state is about to go, unless the host has part of it.
+void SglangPrefixMap::save_state(Entry entry) {
+  if (entry->second.on_host || entry->second.host_state) return;
+  if (host_states_free() == 0) evict_host(0, 1);
+  save(entry);
+}
+
+/// Extensions of a prefix that is dropped are on the host alone, and go with it.
+void SglangPrefixMap::drop_extensions(const Prefix& end) {
+  std::vector<Entry> extensions;
+  for (Entry next = records_.upper_bound(end);
+       next != records_.end() && is_prefix(end, next->first); ++next)
+    extensions.push_back(next);
+  Evicted unreported;
+  for (auto next = extensions.rbegin(); next != extensions.rend(); ++next) {
+    require(!(*next)->second.on_device, "a leaf of the device has extensions on the host alone");
+    drop_from_host(*next, unreported);
+  }
+}
+
+/// [1.13, 16] KV that is on both tiers, without a copy in flight, gets its turn to be given back.
+void SglangPrefixMap::note_both_tiers(Record& record) {
+  const bool both = record.on_device && record.on_host && record.backup == 0 && record.load == 0;
+  if (both && record.twice == 0) record.twice = ++uses_;
+}
+
 /// It leaves the device, and the host keeps it.
 void SglangPrefixMap::demote(Entry leaf, Evicted& evicted) {
   const std::int64_t tokens = edge_size(leaf);
@@ -111,18 +155,49 @@ bool SglangPrefixMap::is_host_leaf(Entry entry) {
          record.state_lock == 0 && record.host_lock == 0 && record.host_state_lock == 0;
 }
 
+void SglangPrefixMap::drop_from_host(Entry leaf, Evicted& evicted) {
+  const std::int64_t tokens = edge_size(leaf);
+  host_kv_ -= tokens;
+  evicted.kv += tokens;
+  if (leaf->second.host_state) {
+    --host_states_;
+    ++evicted.states;
+  }
+  records_.erase(leaf);
+}
+
+/// Two walks over the prefixes that have a turn, in that order; the first one passes over leaves of
+/// the device. A prefix that turns out not to be on both tiers, or gives its KV back, loses its
+/// turn when both walks are over.
+void SglangPrefixMap::reclaim(std::int64_t kv, Evicted& evicted) {
+  std::map<std::int64_t, Entry> turns;
+  for (Entry entry = records_.begin(); entry != records_.end(); ++entry)
+    if (entry->second.twice != 0) turns.emplace(entry->second.twice, entry);
+  std::vector<Entry> over;
+  const auto walk = [&](bool with_leaves) {
+    for (const auto& [turn, entry] : turns) {
+      if (evicted.kv >= kv) return;
+      Record& record = entry->second;
+      if (!record.on_device || !record.on_host) {
+        over.push_back(entry);
+        continue;
+      }
+      const bool is_copied = record.backup != 0 || record.load != 0 || record.host_lock != 0;
+      if (is_copied || (!with_leaves && is_leaf(entry))) continue;
+      record.on_host = false;
+      host_kv_ -= edge_size(entry);
+      evicted.kv += edge_size(entry);
+      over.push_back(entry);
+    }
+  };
+  walk(false);
+  walk(true);
+  for (const Entry entry : over) entry->second.twice = 0;
+}
+
 SglangPrefixMap::Evicted SglangPrefixMap::evict_host(std::int64_t kv, std::int64_t states) {
   Evicted evicted;
-  const auto drop_from_host = [&](Entry leaf) {
-    const std::int64_t tokens = edge_size(leaf);
-    host_kv_ -= tokens;
-    evicted.kv += tokens;
-    if (leaf->second.host_state) {
-      --host_states_;
-      ++evicted.states;
-    }
-    records_.erase(leaf);
-  };
+  if (options_.backs_up_late) reclaim(kv, evicted);
   const auto oldest = [&](auto may_go, auto age) {
     Entry found = records_.end();
     for (Entry entry = records_.begin(); entry != records_.end(); ++entry)
@@ -133,14 +208,14 @@ SglangPrefixMap::Evicted SglangPrefixMap::evict_host(std::int64_t kv, std::int64
     const Entry leaf = oldest([&](Entry entry) { return is_host_leaf(entry); },
                               [](Entry entry) { return entry->second.last_access; });
     if (leaf == records_.end()) break;
-    drop_from_host(leaf);
+    drop_from_host(leaf, evicted);
   }
   while (evicted.states < states) {
     const Entry victim = oldest([](Entry entry) { return entry->second.host_use != 0; },
                                 [](Entry entry) { return entry->second.host_use; });
     if (victim == records_.end()) break;
     if (is_host_leaf(victim)) {
-      drop_from_host(victim);
+      drop_from_host(victim, evicted);
       continue;
     }
     victim->second.host_state = false;
@@ -190,11 +265,15 @@ void SglangPrefixMap::unlock_host(const Prefix& end, std::int64_t begin) {
 
 void SglangPrefixMap::load(const Prefix& end, StateSlot state, std::int64_t host_begin) {
   kv_ += missing(end);
-  for (const Entry entry : path_of(end)) entry->second.on_device = true;
+  ++copies_;
+  for (const Entry entry : path_of(end)) {
+    if (!entry->second.on_device && options_.backs_up_late) entry->second.load = copies_;
+    entry->second.on_device = true;
+  }
   Record& last = records_.at(end);
   last.state = state;
   use_state(last);
-  loads_.push_back({.number = ++copies_, .end = end, .host_begin = host_begin});
+  loads_.push_back({.number = copies_, .end = end, .host_begin = host_begin});
 }
 
 // --- Copies -------------------------------------------------------------------------------------
@@ -225,6 +304,12 @@ std::int64_t SglangPrefixMap::settle() {
     loads_.pop_front();
     unlock(load.end, true);
     unlock_host(load.end, load.host_begin);
+    std::vector<Entry> path = path_of(load.end);
+    for (auto entry = path.rbegin(); entry != path.rend(); ++entry) {
+      if ((*entry)->second.load != load.number) continue;
+      (*entry)->second.load = 0;
+      note_both_tiers((*entry)->second);
+    }
   }
   return settled;
 }
@@ -243,8 +328,9 @@ std::optional<Refusal> SglangOracle::load(Request& request, Prefix& best, std::i
   request.live = take_slot(unreported);
   const bool has_slot = request.live.exists();
   StateSlot of_prefix;
-  // KV is sought before the second slot: its eviction may free slots as well.
-  if (has_slot && make_kv_free(cached_.missing(whole), unreported))
+  // KV is sought before the second slot: its eviction may free slots as well. What another load
+  // brings is not loaded again.
+  if (has_slot && !cached_.is_loading(whole) && make_kv_free(cached_.missing(whole), unreported))
     of_prefix = take_slot(unreported);
   loaded = of_prefix.exists();
   if (loaded) {

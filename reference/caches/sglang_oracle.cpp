@@ -21,11 +21,14 @@ Prefix prefix_of(const Operation& operation) {
 }
 
 SglangPrefixMap::Options map_options(const Config& config, const SglangOracle::Variant& variant) {
+  const std::string write = config.text("write_policy");
   return {.page = config.page,
           .has_states = variant.has_states,
           .path_cap = config.number("path_cap"),
           .host_kv = variant.has_states ? config.number("host_kv") : 0,
           .host_states = config.number("host_states"),
+          .inserts = write == "write_through_selective" ? 2 : 1,
+          .backs_up_late = write == "write_back",
           .rules = variant.rules};
 }
 
@@ -160,10 +163,10 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   request.known = prefix_of(operation);
   request.prompt = prompt;
   request.admitted = size;
-  const auto [full, prefix, best_size] =
+  const auto [full, prefix, best_size, told] =
       cached_.match(cached_.whole_pages(request.known.first(size - 1)));
   std::int64_t cached = prefix;
-  if (full / grid() * grid() > std::max(prefix, best_size)) request.branch = full / grid() * grid();
+  if (full / grid() * grid() > told) request.branch = full / grid() * grid();
   Prefix best = request.known.first(cached);
   bool loaded = false;
   const auto refuse = [&](Refusal refusal) {
@@ -515,12 +518,12 @@ Reply SglangOracle::check() const {
 Result<Reply> SglangOracle::match(const Operation& operation) {
   const Prefix tokens = prefix_of(operation);
   const std::int64_t limit = std::min(or_else(operation.limit, tokens.size()), tokens.size());
-  const auto [full, prefix, best] = cached_.match(cached_.whole_pages(tokens.first(limit)));
+  const auto [full, prefix, best, told] = cached_.match(cached_.whole_pages(tokens.first(limit)));
   Reply reply = Reply().set(ReplyField::kv, full);
   if (!has_states_) return reply;
   const std::int64_t branch = full / grid() * grid();
   const std::int64_t found = std::max(prefix, best);
-  const bool is_told = variant_.tells_every_branch ? full > found : branch > found;
+  const bool is_told = variant_.tells_every_branch ? full > told : branch > told;
   if (cached_.has_host()) reply.set(ReplyField::host, found - prefix);
   return reply.set(ReplyField::state, prefix).set(ReplyField::branch, is_told ? branch : 0);
 }

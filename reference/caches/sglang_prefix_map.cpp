@@ -112,9 +112,11 @@ void SglangPrefixMap::split(const Prefix& end) {
   parent.on_host = child.on_host;
   parent.host_lock = child.host_lock;
   parent.backup = child.backup;
+  parent.load = child.load;
+  parent.inserts = child.inserts;
   parent.last_access = read_clock();
   child.last_access = read_clock();
-  records_.emplace(end, parent);
+  note_both_tiers(records_.emplace(end, parent).first->second);
   if (options_.rules.paths_are_used) use_state(child);
 }
 
@@ -135,6 +137,9 @@ SglangPrefixMap::Match SglangPrefixMap::match(const Prefix& key) {
     path.pop_back();
   if (path.empty()) return match;
   match.best = path.back()->first.size();
+  match.told = match.prefix;
+  for (const Entry entry : path)
+    if (entry->first.size() > match.prefix && entry->second.on_host) match.told += edge_size(entry);
 
   // Only this state counts as used; the prefixes below it are each a hair older than the next.
   if (options_.rules.paths_are_used) use_states(path);
@@ -228,12 +233,15 @@ void SglangPrefixMap::free_state(Record& record, Evicted& evicted) {
 /// Its prefixes stay, even one that is now a tombstone without extensions; older versions drop that
 /// one as well.
 void SglangPrefixMap::drop(Entry leaf, Evicted& evicted) {
+  if (options_.backs_up_late && !leaf->second.on_host) save(leaf);
   if (leaf->second.on_host) return demote(leaf, evicted);
+  if (has_host()) drop_extensions(leaf->first);
   const std::int64_t tokens = edge_size(leaf);
   const std::vector<Entry> path = path_of(leaf->first);
   kv_ -= tokens;
   evicted.kv += tokens;
   free_state(leaf->second, evicted);
+  if (leaf->second.host_state) --host_states_;
   records_.erase(leaf);
   if (!options_.rules.bare_parents_go || path.size() < 2) return;
   const Entry parent = path[path.size() - 2];
@@ -273,6 +281,7 @@ SglangPrefixMap::Evicted SglangPrefixMap::evict(std::int64_t kv, std::int64_t st
     if (is_leaf(victim)) {
       drop(victim, evicted);
     } else {
+      if (options_.backs_up_late) save_state(victim);
       free_state(victim->second, evicted);  // a tombstone remains
       spare_no_more(victim->second);
     }

@@ -53,6 +53,8 @@ class SglangPrefixMap {
     std::int64_t path_cap = -1;  ///< states on a path, softly; -1: no cap
     std::int64_t host_kv = 0;    ///< KV tokens of the host; 0: there is none [1.13]
     std::int64_t host_states = 0;
+    std::int64_t inserts = 1;    ///< over a prefix, the last of which backs it up
+    bool backs_up_late = false;  ///< not for an insert, but when it leaves the device
     Rules rules{};
   };
   /// Evicted states go to the end of `free_slots`; whoever inserts took a slot from its front.
@@ -63,6 +65,7 @@ class SglangPrefixMap {
     std::int64_t full = 0;    ///< tokens whose KV is stored
     std::int64_t prefix = 0;  ///< tokens of the longest stored prefix that can be used
     std::int64_t best = 0;    ///< the same, with a state of the host as well
+    std::int64_t told = 0;    ///< `prefix`, and tokens between it and `best` with KV on the host
   };
   struct Inserted {
     bool exist = true;            ///< the key was stored, with a state where there are states
@@ -93,6 +96,8 @@ class SglangPrefixMap {
   Evicted evict_host(std::int64_t kv, std::int64_t states);
   /// Tokens of the stored prefixes of `end`, itself included, that are not on the device.
   std::int64_t missing(const Prefix& end);
+  /// Whether a load, other than of its state, brings it, where prefixes are backed up late.
+  bool is_loading(const Prefix& end) const { return records_.at(end).load != 0; }
   std::int64_t lock_host(const Prefix& end);  ///< returns where the locked edge begins
   void unlock_host(const Prefix& end, std::int64_t begin);
   /// Brings `end` and its prefixes to the device, with a state in that slot. The load keeps the
@@ -130,6 +135,9 @@ class SglangPrefixMap {
     std::int64_t host_lock = 0, host_state_lock = 0;
     std::int64_t host_use = 0;  ///< number with which its host state became the newest; 0: spared
     std::int64_t backup = 0;    ///< number of a backup that is not settled
+    std::int64_t load = 0;      ///< number of a load of its KV that is not settled, backing up late
+    std::int64_t inserts = 0;   ///< over it, each request's once
+    std::int64_t twice = 0;     ///< number with which its KV came to be on both tiers; 0: forgotten
   };
   /// A copy that is not settled.
   struct Copy {
@@ -161,11 +169,18 @@ class SglangPrefixMap {
   void drop(Entry leaf, Evicted& evicted);
   Inserted insert_and_back_up(const Prefix& key, StateSlot state, std::int64_t prev,
                               std::int64_t before);
+  void count_insert(Entry entry);
   void back_up(const Prefix& end);
+  void save(Entry entry);
+  void save_state(Entry entry);
+  void drop_extensions(const Prefix& end);
+  void note_both_tiers(Record& record);
+  void reclaim(std::int64_t kv, Evicted& evicted);
   bool queue_backup(Entry entry);
   void demote(Entry leaf, Evicted& evicted);
   void spare_no_more(Record& record);
   bool is_host_leaf(Entry entry);
+  void drop_from_host(Entry leaf, Evicted& evicted);
   static bool land(std::deque<Copy>& copies);
   Entry oldest_leaf();
   Entry oldest_unlocked_state();

@@ -40,8 +40,17 @@ void RadixTree::use_host(HostTier& host) {
 
 // --- Device to host ------------------------------------------------------------------------------
 
-/// An insert came by: the node and the nodes above it that have no KV on the host get it, the
-/// highest first, and the states that they have. The first one that finds no room ends it.
+/// An insert came by. Under write_back that copies nothing.
+void RadixTree::count_insert(NodeIndex index) {
+  if (writes_back()) return;
+  const bool at_second =
+      host_->policy == WritePolicy::selective && rules_.selective_waits_for_second;
+  const std::uint32_t inserts = ++host_->nodes[index.value].inserts;
+  if (!is_backed_up(index) && inserts >= (at_second ? 2 : 1)) back_up(index);
+}
+
+/// The node and the nodes above it that have no KV on the host get it, the highest first, and the
+/// states that they have. The first one that finds no room ends it.
 void RadixTree::back_up(NodeIndex index) {
   std::vector<NodeIndex> chain{index};
   for (NodeIndex at = node(index).parent; at != kRoot && !is_backed_up(at); at = node(at).parent)
@@ -85,9 +94,60 @@ bool RadixTree::queue_backup(NodeIndex index) {
   host_->to_host.states += with_state ? 1 : 0;
   host_->layers.queue_copy(backup.slots);
   host_->backups.push_back(std::move(backup));
-  if (rules_.backup_locks) lock(index);
+  if (rules_.backup_locks && !writes_back()) lock(index);
   touch(index, false);
   return true;
+}
+
+/// Copies to the host what is about to leave the device, and waits for the copy. Nothing happens
+/// where the host has no room.
+void RadixTree::write_back(NodeIndex index) {
+  if (!queue_backup(index)) return;
+  LOCKSTEP_MARK("evict.writes_back");
+  if (!rules_.write_back_waits) return;
+  while (host_->land(host_->backups)) continue;
+  settle_backups();
+}
+
+/// The state of an inner node is about to go. It is saved, with the node's KV, unless the host has
+/// either.
+void RadixTree::write_back_state(NodeIndex index) {
+  if (!rules_.write_back_saves_inner_states) return;
+  if (is_backed_up(index) || host_->nodes[index.value].state.exists()) return;
+  LOCKSTEP_MARK("evict.writes_back_inner_state");
+  if (host_->states.free_count() == 0) evict_host(0, 1);
+  write_back(index);
+}
+
+/// The nodes below one that leaves the tree; the host alone has them.
+void RadixTree::drop_extensions(NodeIndex index) {
+  if (host_->nodes[index.value].children == 0) return;
+  LOCKSTEP_MARK("evict.drops_extensions");
+  std::vector<NodeIndex> below;
+  for (std::uint32_t i = 1; i < nodes_.size(); ++i) {
+    if (!nodes_[i].alive) continue;
+    NodeIndex at = nodes_[i].parent;
+    while (at.exists() && at != kRoot && at != index) at = node(at).parent;
+    if (at == index) below.push_back({i});
+  }
+  std::sort(below.begin(), below.end(),
+            [&](NodeIndex a, NodeIndex b) { return node(a).depth() > node(b).depth(); });
+  Evicted unreported;
+  for (const NodeIndex extension : below) {
+    if (!rules_.dropped_extensions_free_host) host_->nodes[extension.value].kv.clear();
+    drop_host_leaf(extension, unreported);
+  }
+}
+
+/// A node that leaves the tree takes its place on the host along.
+void RadixTree::forget_host_copy(NodeIndex index) {
+  HostNode& copy = host_->nodes[index.value];
+  host_->kv.release_from(copy.kv, 0);
+  if (copy.state.exists()) host_->states.release(copy.state);
+  unlist_host_state(index);
+  if (copy.leaf_use != 0) host_->listed_leaves.erase(copy.leaf_use);
+  if (copy.twice_use != 0) host_->listed_twice.erase(copy.twice_use);
+  copy = HostNode{};
 }
 
 /// A leaf of the device that is backed up leaves the device; its copy stays.
@@ -140,6 +200,8 @@ void RadixTree::split_host_copy(NodeIndex upper_index, NodeIndex child_index,
   HostNode& child = host_->nodes[child_index.value];
   upper.kv_lock = child.kv_lock;
   upper.backup = rules_.split_copies_backup ? child.backup : 0;
+  upper.load = rules_.split_copies_load ? child.load : 0;
+  upper.inserts = rules_.split_copies_inserts ? child.inserts : 0;
   if (child.kv.empty()) return;
   if (child.backup != 0) LOCKSTEP_MARK("split.backup_in_flight");
   KvRuns lower;
@@ -174,19 +236,13 @@ void RadixTree::drop_host_leaf(NodeIndex index, Evicted& evicted) {
   RadixNode& leaf = nodes_[index.value];
   HostNode& copy = host_->nodes[index.value];
   evicted.kv += leaf.edge_size();
-  host_->kv.release_from(copy.kv, 0);
-  if (copy.state.exists()) {
-    host_->states.release(copy.state);
-    evicted.states += 1;
-  }
-  unlist_host_state(index);
+  if (copy.state.exists()) evicted.states += 1;
+  forget_host_copy(index);
   remove_child(index);
   leaf.alive = false;
-  list_host_leaf(index);
   list_host_leaf(leaf.parent);
   touch(index, true);
   touch(leaf.parent, false);
-  copy = HostNode{};
   KvRuns kv = std::move(leaf.kv);
   leaf = RadixNode{};
   leaf.kv = std::move(kv);
@@ -202,8 +258,53 @@ NodeIndex RadixTree::next_host_state() const {
   return listed.empty() ? NodeIndex::none() : listed.begin()->second;
 }
 
+/// write_back: enters a node whose KV is on both tiers, without a copy in flight, as the newest;
+/// one that is listed keeps its place.
+void RadixTree::list_twice(NodeIndex index) {
+  if (!writes_back()) return;
+  HostNode& copy = host_->nodes[index.value];
+  const bool is_twice =
+      is_on_device(index) && is_backed_up(index) && copy.backup == 0 && copy.load == 0;
+  if (!is_twice || copy.twice_use != 0) return;
+  copy.twice_use = ++host_->uses;
+  host_->listed_twice.emplace(copy.twice_use, index);
+}
+
+/// Gives back KV of the host that the device has too. Leaves of the device are spared in a first
+/// walk, because leaving the device costs them no copy.
+void RadixTree::reclaim_twice(std::int64_t kv_tokens, Evicted& evicted) {
+  std::vector<NodeIndex> passed;
+  for (const bool spares_leaves : {rules_.reclaim_spares_leaves, false}) {
+    for (const auto& [use, index] : host_->listed_twice) {
+      if (evicted.kv >= kv_tokens) break;
+      HostNode& copy = host_->nodes[index.value];
+      const bool is_twice = is_on_device(index) && is_backed_up(index);
+      const bool is_read =
+          copy.backup != 0 || (copy.load != 0 && rules_.reclaim_spares_loads) || copy.kv_lock != 0;
+      if (is_twice && (is_read || (spares_leaves && is_leaf(node(index))))) continue;
+      passed.push_back(index);
+      if (!is_twice) continue;
+      LOCKSTEP_MARK("evict_host.reclaims");
+      evicted.kv += node(index).edge_size();
+      host_->kv.release_from(copy.kv, 0);
+      if (!rules_.reclaim_spares_states && copy.state.exists()) {
+        host_->states.release(copy.state);
+        copy.state = StateSlot::none();
+        unlist_host_state(index);
+      }
+      touch(index, false);
+    }
+  }
+  for (const NodeIndex index : passed) {
+    HostNode& copy = host_->nodes[index.value];
+    if (copy.twice_use != 0) host_->listed_twice.erase(copy.twice_use);
+    copy.twice_use = 0;
+  }
+}
+
 RadixTree::Evicted RadixTree::evict_host(std::int64_t kv_tokens, std::int64_t states) {
   Evicted evicted;
+  if (writes_back()) reclaim_twice(kv_tokens, evicted);
   while (evicted.kv < kv_tokens && !host_->listed_leaves.empty())
     drop_host_leaf(host_->listed_leaves.begin()->second, evicted);
   while (evicted.states < states) {
@@ -285,6 +386,10 @@ RadixTree::Load RadixTree::load(NodeIndex best, StateSlot& request_slot) {
     request_slot = StateSlot::none();
     return Load::refused;
   };
+  if (host_->nodes[best.value].load != 0 && rules_.loads_wait_for_loads) {
+    LOCKSTEP_MARK("load.other_load");
+    return refuse({});
+  }
   std::uint32_t tokens = 0;
   for (NodeIndex at = best; !is_on_device(at); at = node(at).parent) tokens += node(at).edge_size();
   if (tokens > kv_.free_count()) evict_for_alloc(tokens - kv_.free_count(), 0);
@@ -320,6 +425,7 @@ void RadixTree::queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_s
     const KvRuns& source = host_->nodes[index.value].kv;
     load.slots.kv_sources.insert(load.slots.kv_sources.end(), source.begin(), source.end());
     put_on_device(index, std::move(own));
+    if (writes_back()) host_->nodes[index.value].load = load.id;
   }
   load.slots.kv_targets = kv;
   RadixNode& loaded = nodes_[best.value];
@@ -338,20 +444,32 @@ void RadixTree::queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_s
 
 /// Ends the copies that have landed; returns their number.
 std::int64_t RadixTree::settle() {
-  std::int64_t settled = 0;
-  for (auto& backups = host_->backups; !backups.empty() && backups.front().landed; ++settled) {
-    const CopyInFlight backup = std::move(backups.front());
-    backups.pop_front();
-    for (NodeIndex at = backup.node; host_->nodes[at.value].backup == backup.id;
-         at = node(at).parent)
-      host_->nodes[at.value].backup = 0;
-    if (rules_.backup_locks) unlock(backup.node);
-  }
+  std::int64_t settled = settle_backups();
   for (auto& loads = host_->loads; !loads.empty() && loads.front().landed; ++settled) {
     const CopyInFlight load = std::move(loads.front());
     loads.pop_front();
     unlock(load.node);
     unlock_host(load.node, load.host_begin);
+    for (NodeIndex at = load.node; writes_back() && at != kRoot; at = node(at).parent) {
+      if (host_->nodes[at.value].load != load.id) continue;
+      host_->nodes[at.value].load = 0;
+      list_twice(at);
+    }
+  }
+  return settled;
+}
+
+std::int64_t RadixTree::settle_backups() {
+  std::int64_t settled = 0;
+  for (auto& backups = host_->backups; !backups.empty() && backups.front().landed; ++settled) {
+    const CopyInFlight backup = std::move(backups.front());
+    backups.pop_front();
+    for (NodeIndex at = backup.node; host_->nodes[at.value].backup == backup.id;
+         at = node(at).parent) {
+      host_->nodes[at.value].backup = 0;
+      list_twice(at);
+    }
+    if (rules_.backup_locks && !writes_back()) unlock(backup.node);
   }
   return settled;
 }

@@ -1,5 +1,5 @@
-// The host tier of SGLang's hybrid cache under write_through, beside the tree: for each node its
-// copy on the host, and the copies in flight. Rules: reference/caches/sglang.md, 1.13. A host slot
+// The host tier of SGLang's hybrid cache, beside the tree: for each node its copy on the host, and
+// the copies in flight. Rules: reference/caches/sglang.md, 1.13. A host slot
 // is a slot of the same LayerState with a number after those of the device.
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache_sim/policies/pools.hpp"
+#include "cache_sim/policies/sglang/sglang_options.hpp"
 #include "reference/base/ids.hpp"
 #include "reference/protocol/subject.hpp"
 
@@ -20,9 +21,12 @@ struct HostNode {
   StateSlot state;  ///< none: no state on the host
   std::uint32_t kv_lock = 0, state_lock = 0;
   std::uint64_t backup = 0;     ///< the backup of it that is not settled; 0: none
+  std::uint64_t load = 0;       ///< write_back: the load of its KV that is not settled; 0: none
+  std::uint32_t inserts = 0;    ///< over it, each request's once
   std::uint32_t children = 0;   ///< nodes below it, on whichever tier
   std::uint64_t state_use = 0;  ///< place in the list of host states; 0: not listed
   std::uint64_t leaf_use = 0;   ///< place in the list of host leaves; 0: not listed
+  std::uint64_t twice_use = 0;  ///< place in the list of KV on both tiers; 0: not listed
 };
 
 /// A copy that is not settled. It holds a lock on its node's path and state; a load holds one on
@@ -37,11 +41,13 @@ struct CopyInFlight {
 
 struct HostTier {
   HostTier(std::uint32_t first_kv, std::int64_t kv_tokens, std::uint32_t first_state,
-           std::int64_t state_slots, LayerState& layers)
-      : layers(layers),
+           std::int64_t state_slots, WritePolicy policy, LayerState& layers)
+      : policy(policy),
+        layers(layers),
         kv(first_kv, kv_tokens, 1, layers),
         states(first_state, state_slots, layers) {}
 
+  const WritePolicy policy;
   LayerState& layers;
   KvPool kv;
   StatePool states;
@@ -50,9 +56,12 @@ struct HostTier {
   std::deque<CopyInFlight> backups, loads;
   SnapshotHost::Copied to_host, to_device;  ///< queued so far
   std::uint64_t copies = 0;                 ///< so many were queued: the id of the newest
-  std::uint64_t uses = 0;                   ///< of host states
+  std::uint64_t uses = 0;                   ///< of host states, and of KV on both tiers
   // Candidates of host eviction, the oldest first: leaves by access time, states by their use.
   std::map<std::uint64_t, NodeIndex> listed_leaves, listed_states;
+  // write_back: nodes whose KV came to be on both tiers, the oldest first. One that left a tier
+  // since stays until a walk comes by it.
+  std::map<std::uint64_t, NodeIndex> listed_twice;
 
   /// Lands the oldest copy of the queue that has not; false where there is none.
   bool land(std::deque<CopyInFlight>& queue);

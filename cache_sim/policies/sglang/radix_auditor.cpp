@@ -168,6 +168,9 @@ void RadixAuditor::after(const Operation& operation, const Reply& reply, Finding
   collect_touched();
   if (policy_.host() != nullptr) release_settled();
   given_up_ = given_up_state(operation);
+  // The match of an admission is looked up while the nodes that it then evicted are on record.
+  if (operation.verb == Verb::admit && policy_.host() != nullptr)
+    matched_ = longest_state(operation.tokens, operation.tokens.size() - 1, operation.salt);
   // Everything that moved leaves its old owner before anything gets a new one: a slot may pass
   // between two of them.
   for (Touched& touched : touched_) bury(touched);

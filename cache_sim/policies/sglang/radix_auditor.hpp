@@ -175,6 +175,7 @@ class RadixAuditor final : public Auditor {
   NodeIndex given_up_;              // the node whose state lock the operation's request gave up
   RequestRecord last_gone_;         // the request that the operation ended
   std::uint32_t owned_before_ = 0;  // of the operation's request
+  std::uint32_t matched_ = 0;       // tokens to the state, on either tier, that an admission found
   KvRuns scratch_;
   std::vector<std::uint64_t> fingerprints_;
 };

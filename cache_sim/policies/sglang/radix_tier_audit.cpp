@@ -81,8 +81,10 @@ void RadixAuditor::check_host_node(NodeIndex node, std::vector<char>& kv_seen,
   if (!tree.is_on_device(node) && !is_backed_up)
     report(FindingKind::tombstone_rule, fmt::format("{} is on no tier", name_of(node)),
            "its KV on the device or on the host", "neither");
-  if (now.parent != kRoot && ((tree.is_on_device(node) && !tree.is_on_device(now.parent)) ||
-                              (is_backed_up && !tree.is_backed_up(now.parent))))
+  // Under write_back the host may give up KV that the device has, and what lies below it stays.
+  if (now.parent != kRoot &&
+      ((tree.is_on_device(node) && !tree.is_on_device(now.parent)) ||
+       (is_backed_up && !tree.is_backed_up(now.parent) && !tree.writes_back())))
     report(FindingKind::tombstone_rule,
            fmt::format("{} is on a tier that lacks the node above it", name_of(node)),
            "whole paths on each tier", "a gap");
@@ -116,6 +118,14 @@ void RadixAuditor::check_host_node(NodeIndex node, std::vector<char>& kv_seen,
                        : tree.is_host_leaf(node) ? "out of its place "
                                                  : ""),
            "at its access time while it is a leaf of the host", std::to_string(copy.leaf_use));
+  const bool is_twice =
+      tree.is_on_device(node) && is_backed_up && copy.backup == 0 && copy.load == 0;
+  if (tree.writes_back() && is_twice && copy.twice_use == 0)
+    report(FindingKind::leak,
+           fmt::format("the host's KV of {}, which the device has too, cannot be found to be "
+                       "reclaimed",
+                       name_of(node)),
+           "in the list of KV on both tiers", "not in it");
   check_host_labels(node);
 }
 
@@ -155,10 +165,18 @@ void RadixAuditor::check_host_labels(NodeIndex node) {
            fmt::format("a backup of {} is in flight, and the node does not wait for it",
                        name_of(node)),
            "a mark until the backup is settled", "none");
+  if (!policy_.tree().writes_back() || copy.load != 0) return;
+  for (const KvRun& run : now.kv)
+    for (const std::uint32_t slot : run.slots())
+      if (labels_->kv_exists(slot) && labels_->kv_awaited(slot))
+        return report(FindingKind::lock_imbalance,
+                      fmt::format("a load of {} is in flight, and the node does not wait for it",
+                                  name_of(node)),
+                      "a mark until the load is settled", "none");
 }
 
-/// L7: host locks are those of loads, each from its node down to where it began; marks of backups
-/// are those of backups that are not settled.
+/// L7: host locks are those of loads, each from its node down to where it began; marks of copies
+/// are those of copies that are not settled.
 void RadixAuditor::check_host_locks() {
   const RadixTree& tree = policy_.tree();
   const HostTier& host = *policy_.host();
@@ -177,13 +195,13 @@ void RadixAuditor::check_host_locks() {
                          copy.state_lock),
              fmt::format("{} and {}", kv[i], states[i]),
              fmt::format("{} and {}", copy.kv_lock, copy.state_lock));
-    const bool is_settled =
-        copy.backup != 0 &&
-        std::none_of(host.backups.begin(), host.backups.end(),
-                     [&](const CopyInFlight& b) { return b.id == copy.backup; });
-    if (is_settled)
+    const auto is_settled = [](std::uint64_t id, const std::deque<CopyInFlight>& queue) {
+      return id != 0 && std::none_of(queue.begin(), queue.end(),
+                                     [&](const CopyInFlight& queued) { return queued.id == id; });
+    };
+    if (is_settled(copy.backup, host.backups) || is_settled(copy.load, host.loads))
       report(FindingKind::lock_imbalance,
-             fmt::format("{} waits for a backup that is settled", name_of({i})), "no mark", "one");
+             fmt::format("{} waits for a copy that is settled", name_of({i})), "no mark", "one");
   }
 }
 

@@ -155,6 +155,7 @@ NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
   add_child(child_index);
   if (host_ != nullptr) list_host_leaf(child_index);
   if (rules_.insert_renews_path) renew_state(child_index);
+  if (host_ != nullptr) list_twice(upper_index);
   touch(upper_index, true);
   touch(child_index, true);
   touch(upper.parent, false);
@@ -210,7 +211,7 @@ void RadixTree::cap_states(NodeIndex tail) {
     const std::uint32_t children =
         host_ == nullptr ? state.child_count : host_->nodes[path_.back().value].children;
     if (state.state_lock != 0 || children != 1 || is_leaf(state)) continue;
-    if (rules_.caps_paths) evict_state(path_.back(), unreported);
+    if (rules_.caps_paths) forget_state(path_.back(), unreported);
     --excess;
   }
   path_.clear();
@@ -251,7 +252,10 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
   else if (found.end != kRoot)
     refresh_path(found.end);
   const std::uint32_t branch = found.full / options_.branch_grid * options_.branch_grid;
-  const std::uint32_t prefix = found.on_host.exists() ? found.host_prefix : found.prefix;
+  std::uint32_t prefix = found.prefix;  // and the KV of the host up to its state
+  if (found.on_host.exists())
+    for (NodeIndex on = found.on_host; node(on).depth() > found.prefix; on = node(on).parent)
+      if (is_backed_up(on)) prefix += node(on).edge_size();
   if (rules_.branches_at_prefix ? found.full > prefix : branch > prefix) found.branch = branch;
   return found;
 }
@@ -302,8 +306,7 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
   for (; !path_.empty(); path_.pop_back()) {
     nodes_[path_.back().value].last_access = tick();
     if (rules_.insert_renews_path) renew_state(path_.back());
-    if (host_ != nullptr && node(path_.back()).depth() > inserted && !is_backed_up(path_.back()))
-      back_up(path_.back());
+    if (host_ != nullptr && node(path_.back()).depth() > inserted) count_insert(path_.back());
   }
 
   KvRuns surplus;
@@ -326,12 +329,13 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
       KvRuns computed;
       append_slice(computed, row, first - row_begin, depth - row_begin);
       put_on_device(child, std::move(computed));
+      list_twice(child);
     } else if (first < depth) {
       append_slice(surplus, row, first - row_begin, depth - row_begin);
       done.duplicates += depth - first;
     }
     at = child;
-    if (host_ != nullptr && depth > inserted && !is_backed_up(at)) back_up(at);
+    if (host_ != nullptr && depth > inserted) count_insert(at);
   }
   if (!surplus.empty()) {
     LOCKSTEP_MARK("insert.duplicates");
@@ -344,13 +348,14 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     append_slice(nodes_[at.value].kv, row, leaf_start - row_begin, size - row_begin);
     done.exist = rules_.has_states && attach(at, state);
     list_if_leaf(at);
-    if (host_ != nullptr && size > inserted) back_up(at);
+    if (host_ != nullptr && size > inserted) count_insert(at);
   } else {
     unlist(at);
     list_if_leaf(at);
     done.exist = !rules_.has_states || attach(at, state);
     // The state alone of a node that is backed up.
-    if (host_ != nullptr && is_backed_up(at) && host_->nodes[at.value].backup == 0)
+    if (host_ != nullptr && !writes_back() && is_backed_up(at) &&
+        host_->nodes[at.value].backup == 0)
       queue_backup(at);
   }
   done.end = at;
@@ -523,7 +528,9 @@ void RadixTree::unlist(NodeIndex index) {
 /// KV and state go, and the parent may have become a leaf; it stays even where it is a childless
 /// tombstone (older rules: it goes too, and so on upwards).
 void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
+  if (writes_back() && !is_backed_up(index)) write_back(index);
   if (host_ != nullptr && is_backed_up(index)) return demote(index, evicted);
+  if (host_ != nullptr) drop_extensions(index);
   RadixNode& leaf = nodes_[index.value];
   evicted.kv += leaf.edge_size();
   auto& leaf_kv = leaf.full_lock != 0 ? sizes_.protected_kv : sizes_.evictable_kv;
@@ -539,6 +546,7 @@ void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
   kv_.release_from(leaf.kv, 0);
   const NodeIndex neighbour = leaf.listed ? leaf.leaf_older : NodeIndex::none();
   unlist(index);
+  if (host_ != nullptr) forget_host_copy(index);
   remove_child(index);
   const NodeIndex parent = leaf.parent;
   --nodes_[parent.value].child_count;
@@ -558,7 +566,14 @@ void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
 void RadixTree::evict_state(NodeIndex index, Evicted& evicted) {
   RadixNode& victim = nodes_[index.value];
   if (is_leaf(victim) && rules_.evicts_leaves_whole) return drop_leaf(index, evicted);
+  if (writes_back()) write_back_state(index);
+  forget_state(index, evicted);
+}
+
+/// The node becomes a tombstone.
+void RadixTree::forget_state(NodeIndex index, Evicted& evicted) {
   LOCKSTEP_MARK("evict.tombstone");
+  RadixNode& victim = nodes_[index.value];
   if (rules_.frees_evicted_states) states_.release(victim.state);
   evicted.states += 1;
   (victim.state_lock != 0 ? sizes_.protected_states : sizes_.evictable_states) -= 1;

@@ -131,6 +131,7 @@ class RadixTree {
   /// Leaves of the host, the oldest first, until so many tokens are free; then states.
   Evicted evict_host(std::int64_t kv_tokens, std::int64_t states);
   std::int64_t settle();
+  bool writes_back() const { return host_ != nullptr && host_->policy == WritePolicy::back; }
   bool is_on_device(NodeIndex index) const { return index == kRoot || !node(index).kv.empty(); }
   bool is_backed_up(NodeIndex index) const { return !host_->nodes[index.value].kv.empty(); }
   bool is_host_leaf(NodeIndex index) const;
@@ -189,8 +190,17 @@ class RadixTree {
   void unlist(NodeIndex node);
   void drop_leaf(NodeIndex node, Evicted& evicted);
   void evict_state(NodeIndex node, Evicted& evicted);
+  void forget_state(NodeIndex node, Evicted& evicted);
+  void count_insert(NodeIndex node);
   void back_up(NodeIndex node);
   bool queue_backup(NodeIndex node);
+  void write_back(NodeIndex node);
+  void write_back_state(NodeIndex node);
+  std::int64_t settle_backups();
+  void drop_extensions(NodeIndex node);
+  void forget_host_copy(NodeIndex node);
+  void list_twice(NodeIndex node);
+  void reclaim_twice(std::int64_t kv_tokens, Evicted& evicted);
   void queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_slot, std::uint32_t begin);
   void demote(NodeIndex node, Evicted& evicted);
   void list_host_state(NodeIndex node);

@@ -88,7 +88,8 @@ void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
       // transfer are no part of the match.
       if (reply.refused == Refusal::no_row || reply.refused == Refusal::too_long) return;
       return use_by_match(operation.tokens,
-                          refused || operation.external > 0 || policy_.host() != nullptr
+                          policy_.host() != nullptr ? matched_
+                          : refused || operation.external > 0
                               ? longest_state(operation.tokens, operation.tokens.size() - 1, salt)
                               : static_cast<std::uint32_t>(reply.get(ReplyField::cached)),
                           salt);

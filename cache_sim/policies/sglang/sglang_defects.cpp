@@ -391,6 +391,41 @@ const BrokenRule<Rules> kBroken[] = {
     {"sglang-no-buffer:host-evicts-resident-states",
      "a shortage of host states evicts those that a load may be reading",
      &Rules::host_evicts_listed_alone, false},
+    {"sglang-no-buffer:selective-backs-up-at-once",
+     "under write_through_selective the first insert over a prefix backs it up, as every one under "
+     "write_through does",
+     &Rules::selective_waits_for_second, false},
+    {"sglang-no-buffer:split-forgets-inserts",
+     "under write_through_selective the shorter half of a split counts its inserts anew",
+     &Rules::split_copies_inserts, false},
+    {"sglang-no-buffer:writes-back-without-waiting",
+     "under write_back an evicted leaf's slots are free before its copy has left them",
+     &Rules::write_back_waits, false},
+    {"sglang-no-buffer:drops-inner-states",
+     "under write_back an inner prefix's state is evicted without a backup (SGLang #40680)",
+     &Rules::write_back_saves_inner_states, false},
+    {"sglang-no-buffer:dropped-extensions-keep-slots",
+     "under write_back a leaf that finds no room on the host is dropped with what extends it "
+     "there, "
+     "whose KV slots are lost",
+     &Rules::dropped_extensions_free_host, false},
+    {"sglang-no-buffer:reclaims-leaves-first",
+     "under write_back the host gives up its KV of leaves of the device as readily as of others",
+     &Rules::reclaim_spares_leaves, false},
+    {"sglang-no-buffer:reclaims-only-states",
+     "under write_back the host gives up a state with the KV that the device has too, although the "
+     "device may lack the state",
+     &Rules::reclaim_spares_states, false},
+    {"sglang-no-buffer:reclaims-under-load",
+     "under write_back the host gives up KV that a load still reads (SGLang #34519 spares it)",
+     &Rules::reclaim_spares_loads, false},
+    {"sglang-no-buffer:split-forgets-load",
+     "under write_back the shorter half of a split does not wait for the load in flight",
+     &Rules::split_copies_load, false},
+    {"sglang-no-buffer:loads-beside-a-load",
+     "under write_back a prefix whose KV another load brings is loaded for its state (SGLang "
+     "#35931)",
+     &Rules::loads_wait_for_loads, false},
 };
 
 }  // namespace

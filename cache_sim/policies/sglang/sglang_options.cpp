@@ -1,10 +1,14 @@
 #include "cache_sim/policies/sglang/sglang_options.hpp"
 
+#include <algorithm>
+
 #include "reference/base/registry.hpp"
 
 namespace lockstep::cache_sim {
 
 SglangOptions SglangOptions::of(const Config& config) {
+  const auto* const policy =
+      std::find(std::begin(kWritePolicies), std::end(kWritePolicies), config.text("write_policy"));
   return {.track_interval = config.number("track_interval"),
           .lazy = config.number("lazy") != 0,
           .strip_thinking = config.number("strip_thinking") != 0,
@@ -12,7 +16,8 @@ SglangOptions SglangOptions::of(const Config& config) {
           .path_cap = config.number("path_cap"),
           .ring = config.number("replay_ring"),
           .host_kv = config.number("host_kv"),
-          .host_states = config.number("host_states")};
+          .host_states = config.number("host_states"),
+          .write_policy = static_cast<WritePolicy>(policy - std::begin(kWritePolicies))};
 }
 
 namespace {
@@ -26,6 +31,8 @@ const Registration<ConfigOption> kSkipDecodeLock{
     {.name = "skip_decode_lock", .otherwise = "0", .number = {{0, 1}}}};
 const Registration<ConfigOption> kPathCap{
     {.name = "path_cap", .otherwise = "-1", .number = {{-1, std::int64_t{1} << 30}}}};
+const Registration<ConfigOption> kWritePolicy{
+    {.name = "write_policy", .otherwise = kWritePolicies[0]}};
 const Registration<ConfigOption> kReplayRing{
     {.name = "replay_ring", .otherwise = "0", .number = {{0, 1024}}}};
 

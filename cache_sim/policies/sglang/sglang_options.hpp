@@ -2,10 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "reference/protocol/config.hpp"
 
 namespace lockstep::cache_sim {
+
+/// When nodes are copied to the host: by the first or the second insert over them, or as they leave
+/// the device.
+enum class WritePolicy : std::uint8_t { through, selective, back };
+/// Their names in a config, in that order.
+inline constexpr std::string_view kWritePolicies[] = {"write_through", "write_through_selective",
+                                                      "write_back"};
 
 struct SglangOptions {
   /// Tokens between checkpoints while decoding (extra buffer), or between flushes of the ring.
@@ -17,6 +25,7 @@ struct SglangOptions {
   std::int64_t ring;      ///< decode steps for each write of a state; 0: no ring
   std::int64_t host_kv;   ///< KV tokens of the host tier; 0: there is no such tier
   std::int64_t host_states;
+  WritePolicy write_policy;
 
   static SglangOptions of(const Config& config);
 };

@@ -1,6 +1,7 @@
 #include "cache_sim/policies/sglang/sglang_policy.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -26,9 +27,10 @@ RadixTree::Options tree_options(const Config& config) {
 std::unique_ptr<HostTier> host_tier(const Config& config, bool has_states, LayerState& layers) {
   const SglangOptions options = SglangOptions::of(config);
   if (!has_states || options.host_kv == 0) return nullptr;
-  return std::make_unique<HostTier>(
-      static_cast<std::uint32_t>(config.kv_tokens + config.page), options.host_kv,
-      static_cast<std::uint32_t>(config.state_slots + 1), options.host_states, layers);
+  return std::make_unique<HostTier>(static_cast<std::uint32_t>(config.kv_tokens + config.page),
+                                    options.host_kv,
+                                    static_cast<std::uint32_t>(config.state_slots + 1),
+                                    options.host_states, options.write_policy, layers);
 }
 
 }  // namespace
@@ -731,6 +733,11 @@ std::unique_ptr<Subject> make_no_buffer(const SubjectOptions& options) {
 }
 
 Result<void> check_host(const Config& config) {
+  const std::string policy = config.text("write_policy");
+  if (std::find(std::begin(kWritePolicies), std::end(kWritePolicies), policy) ==
+      std::end(kWritePolicies))
+    return fail(fmt::format("field write_policy: `{}` is none of {}", policy.substr(0, 60),
+                            fmt::join(kWritePolicies, ", ")));
   const SglangOptions options = SglangOptions::of(config);
   if ((options.host_kv == 0) != (options.host_states == 0))
     return fail("field host_states: a host tier has room for KV and for states");
@@ -756,7 +763,7 @@ const Registration<PolicyEntry> kNoBuffer{
      .summary = "SGLang 0.5.23's hybrid radix cache, one state slot a request",
      .has_states = true,
      .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap", "replay_ring",
-                       "track_interval", "host_kv", "host_states"},
+                       "track_interval", "host_kv", "host_states", "write_policy"},
      .make = make_no_buffer,
      .check = check_host,
      .slots = slots_with_host,

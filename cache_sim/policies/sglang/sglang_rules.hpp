@@ -131,6 +131,16 @@ struct SglangRules {
   bool refused_load_copies = true;       ///< the state that the device has for the request
   bool refused_load_frees_slot = true;
   bool loaded_clears_cursor = true;
+  bool selective_waits_for_second = true;  ///< insert
+  bool split_copies_inserts = true;        ///< their number
+  bool write_back_waits = true;            ///< for the copy, before the slots are free
+  bool write_back_saves_inner_states = true;
+  bool dropped_extensions_free_host = true;
+  bool reclaim_spares_leaves = true;  ///< of the device, while there is other KV on both tiers
+  bool reclaim_spares_states = true;
+  bool reclaim_spares_loads = true;   ///< KV that a load reads
+  bool split_copies_load = true;      ///< both halves wait for a load in flight
+  bool loads_wait_for_loads = true;   ///< a load of what another one brings is refused
   bool copies_wait_for_loads = true;  ///< of a matched state that is being loaded
   bool forwards_wait_for_loads = true;
 

@@ -1,6 +1,7 @@
 // Random configurations of SGLang's caches.
 #include "cache_sim/draw/swarm.hpp"
 #include "cache_sim/model/fidelity.hpp"
+#include "cache_sim/policies/sglang/sglang_options.hpp"
 #include "reference/base/registry.hpp"
 
 namespace lockstep::cache_sim {
@@ -30,6 +31,9 @@ void draw_host(SwarmDraw& part) {
   if (tiered && part.fields.free("host_kv") && part.fields.free("host_states")) {
     part.fields.optional("host_kv", kv);
     part.fields.optional("host_states", states);
+    if (part.fields.has("write_policy") && part.fields.free("write_policy"))
+      part.swarm.config.put("write_policy",
+                            kWritePolicies[part.draw.stream("sglang write policy").below(3)]);
   }
 }
 

@@ -206,6 +206,7 @@ class Config:
     replay_ring: int = 0  # decode steps for each write of a state; 0: every step writes it
     host_kv: int = 0  # KV tokens of the host tier; 0: there is none
     host_states: int = 0  # state slots of the host tier
+    write_policy: str = "write_through"  # or write_through_selective, write_back: when the host tier gets its copies
     blocks: int = 4096
     block: int = 256
     hash_block: int = 256
