@@ -191,6 +191,7 @@ void RadixAuditor::after(const Operation& operation, const Reply& reply, Finding
 void RadixAuditor::collect_touched() {
   touched_.clear();
   born_.clear();
+  bereft_.clear();
   cut_.clear();
   nodes_.resize(policy_.tree().node_count());
   stamp_.resize(nodes_.size());
@@ -275,7 +276,10 @@ void RadixAuditor::bury(Touched& touched) {
     disown_kv(touched.kept_kv ? scratch_ : old.kv, kOfNode | node.value);
   }
   if (!gone) return;
-  if (old.parent != kRoot && record(old.parent).exists()) --record(old.parent).child_count;
+  if (old.parent != kRoot && record(old.parent).exists()) {
+    --record(old.parent).child_count;
+    bereft_.push_back(old.parent);
+  }
   node_by_digest_.erase(digest_key(old.label.digest, old.label.size, old.salt));
   old = NodeRecord{};
 }
@@ -594,7 +598,8 @@ void RadixAuditor::check_node(NodeIndex node) {
            "it goes with its last child", "it stays");
 }
 
-/// Above a state that was just stored, states beyond the cap must be locked or at a fork.
+/// Above a state that was just stored, states beyond the cap must be locked or at a fork. A fork is
+/// also what lost a child to the copies that the same operation began.
 void RadixAuditor::check_path_cap(NodeIndex tail) {
   const std::int64_t cap = policy_.options().path_cap;
   if (cap < 0 || !tail.exists()) return;
@@ -603,7 +608,9 @@ void RadixAuditor::check_path_cap(NodeIndex tail) {
   for (NodeIndex at = tail; at.exists() && at != kRoot; at = record(at).parent) {
     if (!record(at).state.exists()) continue;
     ++states;
-    if (at != tail && record(at).state_locks == 0 && record(at).child_count == 1) spare = at;
+    const bool was_fork = std::find(bereft_.begin(), bereft_.end(), at) != bereft_.end();
+    if (at != tail && record(at).state_locks == 0 && record(at).child_count == 1 && !was_fork)
+      spare = at;
   }
   if (states > cap && spare.exists())
     report(FindingKind::tombstone_rule,

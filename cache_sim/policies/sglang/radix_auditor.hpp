@@ -169,6 +169,7 @@ class RadixAuditor final : public Auditor {
   Findings* findings_ = nullptr;
   std::vector<Touched> touched_;
   std::vector<NodeIndex> born_;
+  std::vector<NodeIndex> bereft_;     // that lost a child, each as often as it lost one
   std::vector<NodeIndex> cut_;        // whose edges a split has shortened
   std::vector<std::uint64_t> stamp_;  // by node: the operation that touched it last
   std::uint64_t operation_ = 0;
