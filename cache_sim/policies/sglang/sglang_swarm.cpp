@@ -1,4 +1,6 @@
 // Random configurations of SGLang's caches.
+#include <algorithm>
+
 #include "cache_sim/draw/swarm.hpp"
 #include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/policies/sglang/sglang_options.hpp"
@@ -32,8 +34,10 @@ void draw_host(SwarmDraw& part) {
     part.fields.optional("host_kv", kv);
     part.fields.optional("host_states", states);
     if (part.fields.has("write_policy") && part.fields.free("write_policy"))
+      // Half of the draws write back: loads of other requests meet there most.
       part.swarm.config.put("write_policy",
-                            kWritePolicies[part.draw.stream("sglang write policy").below(3)]);
+                            kWritePolicies[std::min<std::uint64_t>(
+                                2, part.draw.stream("sglang write policy").below(4))]);
   }
 }
 
