@@ -14,8 +14,7 @@
 
 namespace lockstep::cache_sim {
 
-/// What a child promises beyond the rules of all, each in whole multiples of so many tokens; 0:
-/// nothing.
+/// Promises of a child beyond the rules of all, each in whole multiples of so many tokens; 0: none.
 struct Promises {
   std::int64_t rehits = 0;  ///< a prompt that goes on from a finished request finds it again
   std::int64_t chunks = 0;  ///< a chunk that is not the last of a prompt ends on a multiple

@@ -210,7 +210,7 @@ class MarconiCache {
       if (path.begins_with((--at)->first)) return at->first.size();
     return 0;
   }
-  /// What begins with the path stands right behind it.
+  /// All that begins with the path stands right behind it.
   std::int64_t child_count(const Path& path) const {
     std::int64_t count = 0;
     for (auto at = nodes_.upper_bound(path); at != nodes_.end() && at->first.begins_with(path);

@@ -286,7 +286,7 @@ TEST(ConfigFields, afterARoundTripAreTheSameConfig) {
   const auto fields = config.fields();
   for (const auto& [name, value] : fields) EXPECT_EQ(config_field_from(name), name);
   EXPECT_EQ(config_field_from("nowhere"), std::nullopt);
-  EXPECT_EQ(fields.back().first, "track_interval");
+  EXPECT_EQ(fields.back().first, "write_policy");
   EXPECT_TRUE(std::is_sorted(fields.begin(), fields.end()));
 }
 
