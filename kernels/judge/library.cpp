@@ -55,6 +55,7 @@ struct CallShape {
   std::vector<lockstep_scalar> scalars;
   std::int64_t bytes = 0;
 
+  // NOLINTNEXTLINE(bugprone-exception-escape): making a null Json throws nothing.
   CallShape() = default;
   CallShape(std::string operation_name, Json request)
       : operation(std::move(operation_name)), described(std::move(request)) {
@@ -85,7 +86,8 @@ struct CallShape {
 class FarTensor {
  public:
   FarTensor(Place& place, char* near, const lockstep_tensor& tensor, std::int64_t near_stride)
-      : place_(place),
+      : name(tensor.name),
+        place_(place),
         near_(near),
         rows_(tensor.extents[0]),
         near_step_(near_stride * element_bytes(tensor)),
@@ -103,6 +105,7 @@ class FarTensor {
   FarTensor(const FarTensor&) = delete;
   FarTensor& operator=(const FarTensor&) = delete;
 
+  const std::string name;
   char* data() { return memory_ + kGuardBytes; }
   /// Copies the rows to where the candidate finds them.
   void fill() {
@@ -196,9 +199,8 @@ class Arguments {
   /// Copies far tensors back; names those between whose rows something was written.
   std::string take_far() {
     std::string strayed;
-    for (std::size_t i = 0, far = 0; i < tensors_.size(); ++i)
-      if (far < far_.size() && tensors_[i].data == far_[far]->data() && far_[far++]->take())
-        strayed += (strayed.empty() ? "" : ", ") + std::string(tensors_[i].name);
+    for (const auto& one : far_)
+      if (one->take()) strayed += (strayed.empty() ? "" : ", ") + one->name;
     return strayed;
   }
   int call(lockstep_candidate function) {
@@ -212,7 +214,7 @@ class Arguments {
   std::int64_t bytes_;
   char* memory_ = nullptr;
   std::vector<lockstep_tensor> tensors_;
-  std::vector<std::unique_ptr<FarTensor>> far_;  ///< in the order of their tensors
+  std::vector<std::unique_ptr<FarTensor>> far_;
   char message_[512] = {};
   lockstep_call call_{};
 };

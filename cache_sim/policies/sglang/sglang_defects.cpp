@@ -406,8 +406,7 @@ const BrokenRule<Rules> kBroken[] = {
      &Rules::write_back_saves_inner_states, false},
     {"sglang-no-buffer:dropped-extensions-keep-slots",
      "under write_back a leaf that finds no room on the host is dropped with what extends it "
-     "there, "
-     "whose KV slots are lost",
+     "there, whose KV slots are lost",
      &Rules::dropped_extensions_free_host, false},
     {"sglang-no-buffer:reclaims-leaves-first",
      "under write_back the host gives up its KV of leaves of the device as readily as of others",

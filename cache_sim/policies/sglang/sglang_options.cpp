@@ -6,9 +6,14 @@
 
 namespace lockstep::cache_sim {
 
-SglangOptions SglangOptions::of(const Config& config) {
-  const auto* const policy =
+std::optional<WritePolicy> write_policy_of(const Config& config) {
+  const auto* const name =
       std::find(std::begin(kWritePolicies), std::end(kWritePolicies), config.text("write_policy"));
+  if (name == std::end(kWritePolicies)) return std::nullopt;
+  return static_cast<WritePolicy>(name - std::begin(kWritePolicies));
+}
+
+SglangOptions SglangOptions::of(const Config& config) {
   return {.track_interval = config.number("track_interval"),
           .lazy = config.number("lazy") != 0,
           .strip_thinking = config.number("strip_thinking") != 0,
@@ -17,7 +22,7 @@ SglangOptions SglangOptions::of(const Config& config) {
           .ring = config.number("replay_ring"),
           .host_kv = config.number("host_kv"),
           .host_states = config.number("host_states"),
-          .write_policy = static_cast<WritePolicy>(policy - std::begin(kWritePolicies))};
+          .write_policy = write_policy_of(config).value_or(WritePolicy::through)};
 }
 
 namespace {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "reference/protocol/config.hpp"
@@ -14,6 +15,9 @@ enum class WritePolicy : std::uint8_t { through, selective, back };
 /// Their names in a config, in that order.
 inline constexpr std::string_view kWritePolicies[] = {"write_through", "write_through_selective",
                                                       "write_back"};
+
+/// The field write_policy; nothing where it names none.
+std::optional<WritePolicy> write_policy_of(const Config& config);
 
 struct SglangOptions {
   /// Tokens between checkpoints while decoding (extra buffer), or between flushes of the ring.

@@ -733,10 +733,9 @@ std::unique_ptr<Subject> make_no_buffer(const SubjectOptions& options) {
 }
 
 Result<void> check_host(const Config& config) {
-  const std::string policy = config.text("write_policy");
-  if (std::find(std::begin(kWritePolicies), std::end(kWritePolicies), policy) ==
-      std::end(kWritePolicies))
-    return fail(fmt::format("field write_policy: `{}` is none of {}", policy.substr(0, 60),
+  if (!write_policy_of(config))
+    return fail(fmt::format("field write_policy: `{}` is none of {}",
+                            config.text("write_policy").substr(0, 60),
                             fmt::join(kWritePolicies, ", ")));
   const SglangOptions options = SglangOptions::of(config);
   if ((options.host_kv == 0) != (options.host_states == 0))

@@ -1,14 +1,15 @@
 // `lockstep judge` over states that take gigabytes.
 #include <gmock/gmock.h>
 
-#include <cstdlib>
-
+#include "properties/support/candidates.hpp"
 #include "properties/support/program.hpp"
 
 namespace lockstep {
 namespace {
 
 using ::testing::HasSubstr;
+using testing_support::has_pytorch;
+using testing_support::library;
 using testing_support::ProgramRun;
 using testing_support::run_program;
 
@@ -17,9 +18,6 @@ TEST(JudgeInFull, offsetsBeyond32BitsAreTried) {
   const auto run = [](const std::string& candidate) {
     return run_program({"judge", "state_copy", "--candidate", candidate, "--types",
                         "bfloat16/bfloat16", "--device", "cpu", "--case", "far-offsets"});
-  };
-  const auto library = [](const std::string& symbol) {
-    return std::string(LOCKSTEP_CANDIDATES) + ":" + symbol;
   };
   const ProgramRun right = run(library("copy_right"));
   EXPECT_EQ(right.status, 0) << right.out << right.err;
@@ -35,10 +33,8 @@ TEST(JudgeInFull, offsetsBeyond32BitsAreTried) {
 
 // The same of a Python function, with states of 4.8 GB.
 TEST(JudgeInFull, offsetsOfAPythonFunctionAreTried) {
-  const char* const given = std::getenv("LOCKSTEP_PYTHON");
-  const std::string python = given == nullptr ? "python3" : given;
-  // NOLINTNEXTLINE(cert-env33-c): the user's own Python, by the word that the user gave
-  if (std::system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
+  std::string python;
+  if (!has_pytorch(python))
     GTEST_SKIP() << python << " has no PyTorch (LOCKSTEP_PYTHON names another one)";
   const auto run = [](const std::string& function) {
     return run_program({"judge", "gated_delta_rule_update", "--candidate",

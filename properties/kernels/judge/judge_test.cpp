@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "kernels/judge/report.hpp"
+#include "properties/support/candidates.hpp"
 #include "properties/support/program.hpp"
 #include "properties/support/sanitized.hpp"
 
@@ -17,16 +18,14 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing_support::has_pytorch;
+using testing_support::library;
 using testing_support::ProgramRun;
 using testing_support::read_text;
 using testing_support::run_program;
 using testing_support::ScratchFolder;
 
 constexpr const char* kDelta = "gated_delta_rule_update";
-
-std::string library(const std::string& symbol) {
-  return std::string(LOCKSTEP_CANDIDATES) + ":" + symbol;
-}
 
 /// A candidate of fixtures/candidates/ on the host, without its time.
 ProgramRun judged(const std::string& operation, const std::string& symbol,
@@ -567,14 +566,6 @@ ProgramRun judged_by(const std::string& python, const std::string& candidate,
   if (!python.empty()) named.emplace("LOCKSTEP_PYTHON", python);
   return run_program({"judge", kDelta, "--candidate", candidate, "--device", "cpu", "--no-time",
                       "--batch", "1", "--case", only});
-}
-
-/// Whether the Python that candidates run in has PyTorch.
-bool has_pytorch(std::string& python) {
-  const char* const given = std::getenv("LOCKSTEP_PYTHON");
-  python = given == nullptr ? "python3" : given;
-  // NOLINTNEXTLINE(cert-env33-c): the user's own Python, by the word that the user gave
-  return std::system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
 }
 
 // A Python function is a candidate; needs a Python with PyTorch.
