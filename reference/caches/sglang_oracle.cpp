@@ -397,6 +397,7 @@ Result<Reply> SglangOracle::checkpoint(const Operation& operation) {
   cached_.land_loads(request.awaits);
   const std::optional<Stored> stored = store_unfinished(request, up_to);
   if (!stored) return Reply::refusal(Refusal::no_state_slot);
+  request.awaits = cached_.newest_load();  // whose KV it may have been given for its own
   return Reply()
       .set(ReplyField::exist, stored->exist ? 1 : 0)
       .set(ReplyField::length, stored->length);

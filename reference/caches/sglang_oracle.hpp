@@ -86,7 +86,7 @@ class SglangOracle : public Subject {
     std::int64_t protected_size = 0;  ///< tokens whose KV is the map's: this prefix is locked
     bool state_locked = true;         ///< the lock's receipt
     std::int64_t inserted = 0;        ///< tokens that its checkpoints have inserted
-    std::int64_t awaits = 0;          ///< the newest load when it was admitted
+    std::int64_t awaits = 0;          ///< the newest load when it was admitted or stored
     StateSlot live;
     std::vector<StateSlot> tracking;  ///< the extra buffer's slots
     std::size_t write = 0;            ///< which of them is written next

@@ -303,7 +303,7 @@ void SglangPolicy::begin_at(RadixRequest& request, const RadixTree::Match& match
     append_slice(kept, request.kv, 0, match.prefix);
     request.kv.swap(kept);
   }
-  if (host_ && !host_->loads.empty()) request.awaits = host_->loads.back().id;
+  follow_loads(request);
 }
 
 /// The lengths of an admitted request's state; those of one that a load still brings are known.
@@ -483,7 +483,9 @@ Result<Reply> SglangPolicy::checkpoint(const Operation& operation) {
     return fail(fmt::format("checkpoint: up_to={} is beyond the {}", up_to,
                             counted(request.computed, "computed token")));
   await_loads(request);
-  return store_unfinished(request, static_cast<std::uint32_t>(up_to));
+  const Reply reply = store_unfinished(request, static_cast<std::uint32_t>(up_to));
+  if (reply.refused == Refusal::none) follow_loads(request);
+  return reply;
 }
 
 Reply SglangPolicy::store_unfinished(RadixRequest& request, std::uint32_t up_to) {

@@ -197,6 +197,7 @@ class SglangPolicy : public Subject {
   bool copy_on_write(RadixRequest& request, const RadixTree::Match& match);
   void copy_matched_state(RadixRequest& request, StateSlot matched);
   Refusal load(RadixRequest& request, RadixTree::Match& match, NodeIndex& locked);
+  void follow_loads(RadixRequest& request) const;
   void await_loads(RadixRequest& request);
   void begin_at(RadixRequest& request, const RadixTree::Match& match);
   LayerState::Lengths lengths_of(const RadixRequest& request) const;

@@ -41,7 +41,12 @@ Refusal SglangPolicy::load(RadixRequest& request, RadixTree::Match& match, NodeI
   return Refusal::none;
 }
 
-/// A forward waits for the loads that were queued before its request was admitted.
+/// The request reads KV of stored prefixes from now on, which any load may still bring.
+void SglangPolicy::follow_loads(RadixRequest& request) const {
+  if (host_ && !host_->loads.empty()) request.awaits = host_->loads.back().id;
+}
+
+/// A forward waits for the loads that were queued before its request was admitted or last stored.
 void SglangPolicy::await_loads(RadixRequest& request) {
   if (request.awaits == 0) return;
   if (rules_.forwards_wait_for_loads) host_->land_loads(request.awaits);
