@@ -134,21 +134,23 @@ void RadixAuditor::check_host_labels(NodeIndex node) {
   if (labels_ == nullptr) return;
   const RadixNode& now = actual(node);
   const HostNode& copy = policy_.host()->nodes[node.value];
-  std::uint32_t depth = now.start;
   bool is_awaited = false;
+  fingerprints_.resize(copy.kv.empty() ? 0 : now.edge_size());
+  if (!copy.kv.empty()) now.path.prefix_fingerprints(now.start, now.depth(), fingerprints_);
+  std::size_t at = 0;
   for (const KvRun& run : copy.kv)
     for (const std::uint32_t slot : run.slots()) {
-      ++depth;
+      if (at++ == fingerprints_.size()) return;
       if (!labels_->kv_exists(slot)) continue;
       if (labels_->kv_awaited(slot)) {
         is_awaited = true;
         continue;
       }
-      if (labels_->kv_fingerprint(slot) != now.path.fingerprint(depth))
+      if (labels_->kv_fingerprint(slot) != fingerprints_[at - 1])
         return report(FindingKind::wrong_state_prefix,
                       fmt::format("host KV slot {} of {} is not that of token {}", slot,
-                                  name_of(node), depth - 1),
-                      label_of(now.path, depth).text(), "another prefix");
+                                  name_of(node), now.start + at - 1),
+                      "its own prefix", "another prefix");
     }
   if (labels_->state_exists(copy.state)) {
     const Label due = label_of(now.path, now.depth());
