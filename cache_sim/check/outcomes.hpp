@@ -9,6 +9,7 @@
 #include "reference/base/finding.hpp"
 #include "reference/protocol/config.hpp"
 #include "reference/protocol/operation.hpp"
+#include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -71,6 +72,7 @@ struct KeptEvent {
   std::string reply;
   std::int64_t kv_used = 0;
   std::int64_t states_used = 0;
+  std::vector<SnapshotHost::InFlight> copies{};  ///< in flight after it
   std::vector<std::string> rows{};  ///< of a fidelity with numbers: the rows that ran
 };
 

@@ -451,6 +451,7 @@ void ReplaySession::remember(const Operation& operation, const Reply* reply) {
   if (const auto now = seat_at(0).subject->snapshot()) {
     kept.kv_used = now->kv_total - now->kv_free;
     kept.states_used = now->states_total - now->states_free;
+    if (now->host) kept.copies = now->host->in_flight;
   }
   kept_.push_back(std::move(kept));
 }

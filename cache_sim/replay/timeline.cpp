@@ -1,9 +1,27 @@
 #include "cache_sim/replay/timeline.hpp"
 
+#include <map>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 namespace lockstep::cache_sim {
+
+std::vector<CopySpan> copy_spans(const std::vector<KeptEvent>& events) {
+  std::vector<CopySpan> spans;
+  std::map<std::uint64_t, std::size_t> flying;  // by id, the place in `spans`
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    const auto event = static_cast<std::int64_t>(i) + 1;
+    std::map<std::uint64_t, std::size_t> still;
+    for (const SnapshotHost::InFlight& copy : events[i].copies) {
+      const auto known = flying.find(copy.id);
+      still[copy.id] = known == flying.end() ? spans.size() : known->second;
+      if (known == flying.end()) spans.push_back({copy, event, 0});
+    }
+    for (const auto& [id, place] : flying)
+      if (!still.contains(id)) spans[place].landed = event;
+    flying = std::move(still);
+  }
+  return spans;
+}
 
 Json timeline_json(const ReplayOutcome& outcome) {
   Json events = Json::array();
@@ -57,6 +75,23 @@ Json timeline_json(const ReplayOutcome& outcome) {
     count("state slots", at, before.states_used, event.states_used);
     before = event;
   }
+  const auto moment = [&](std::int64_t event) {
+    return has_clock ? microseconds(run.kept_events()[static_cast<std::size_t>(event - 1)].time)
+                     : static_cast<double>(event - 1);
+  };
+  for (const CopySpan& span : copy_spans(run.kept_events()))
+    for (const bool begins : {true, false})
+      if (begins || span.landed != 0)
+        events.push_back(
+            {{"ph", begins ? "b" : "e"},
+             {"cat", "copy"},
+             {"id", span.copy.id},
+             {"name", span.copy.to_host ? "to the host" : "to the device"},
+             {"pid", 1},
+             {"tid", 0},
+             {"ts", moment(begins ? span.queued : span.landed)},
+             {"args",
+              {{"kv_tokens", span.copy.what.kv_tokens}, {"states", span.copy.what.states}}}});
   for (const LocatedFinding& located : run.findings())
     events.push_back(
         {{"ph", "i"},

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <vector>
 
@@ -181,6 +182,31 @@ double event_x(std::int64_t event, std::size_t count) {
                           static_cast<double>(std::max<std::size_t>(count, 1));
 }
 
+double middle_of_event(std::int64_t event, std::size_t count) {
+  return (event_x(event - 1, count) + event_x(event, count)) / 2;
+}
+
+/// Draws the first and the last event below the line at `bottom`, and through it the wrong event.
+void draw_event_axis(Svg& svg, const JsonField& run, double bottom) {
+  const JsonField events = run.at("events");
+  if (events.size() == 0) return;
+  const std::int64_t wrong = wrong_event(run);
+  const double x = middle_of_event(wrong, events.size());
+  constexpr double kWords = 110;  // room for "event 1,234 is wrong", and for an end of the axis
+  if (wrong > 0) {
+    svg.line({x, 18}, {x, bottom}, "wrong");
+    svg.text({x, bottom + 15}, x > kChartWidth / 2 ? "small wrongtext end" : "small wrongtext",
+             "event " + count(run.at("run").at("findings").item(0).at("event"), Medium::svg) +
+                 " is wrong");
+  }
+  if (wrong == 0 || x > kPoolsLeft + 2 * kWords)
+    svg.text({kPoolsLeft, bottom + 15}, "small dim",
+             "event " + count(events.item(0).at("event"), Medium::svg));
+  if (wrong == 0 || x < kChartWidth - 2 * kWords)
+    svg.text({kChartWidth, bottom + 15}, "small dim end",
+             "event " + count(events.item(events.size() - 1).at("event"), Medium::svg));
+}
+
 /// Draws a pool as a step line over the events; the largest value is at the top.
 void draw_strip(Svg& svg, const JsonField& run, const Strip& strip, double top, double height) {
   const JsonField pools = run.at("pools");
@@ -261,7 +287,6 @@ std::string pools_picture(const JsonField& run) {
   constexpr double kStripHeight = 84;
   constexpr double kStripGap = 14;
   const JsonField pools = run.at("pools");
-  const JsonField events = run.at("events");
   std::vector<Strip> strips{{"KV tokens in use", "kv_used", "kv_used_max", "kv_total"}};
   if (pools.at("states_total").integer() > 0)
     strips.push_back({"state slots in use", "states_used", "states_used_max", "states_total"});
@@ -270,22 +295,51 @@ std::string pools_picture(const JsonField& run) {
   for (std::size_t i = 0; i < strips.size(); ++i)
     draw_strip(svg, run, strips[i], static_cast<double>(i) * (kStripHeight + kStripGap),
                kStripHeight);
-  if (events.size() == 0) return svg.markup();
-  const std::int64_t wrong = wrong_event(run);
-  const double x = (event_x(wrong - 1, events.size()) + event_x(wrong, events.size())) / 2;
-  constexpr double kWords = 110;  // room for "event 1,234 is wrong", and for an end of the axis
-  if (wrong > 0) {
-    svg.line({x, 18}, {x, bottom}, "wrong");
-    svg.text({x, bottom + 15}, x > kChartWidth / 2 ? "small wrongtext end" : "small wrongtext",
-             "event " + count(run.at("run").at("findings").item(0).at("event"), Medium::svg) +
-                 " is wrong");
+  draw_event_axis(svg, run, bottom);
+  return svg.markup();
+}
+
+std::string copies_picture(const JsonField& run) {
+  constexpr std::size_t kMostLanes = 12;
+  constexpr double kLane = 20;
+  const JsonField copies = run.at("copies");
+  const std::size_t events = run.at("events").size();
+  // A lane is free again behind the bar that was drawn there last.
+  std::vector<std::int64_t> lanes;
+  std::vector<std::size_t> lane_of(copies.size());
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    const std::int64_t queued = copies.item(i).at("queued").integer();
+    const auto free =
+        std::find_if(lanes.begin(), lanes.end(), [&](std::int64_t end) { return end <= queued; });
+    lane_of[i] = static_cast<std::size_t>(free - lanes.begin());
+    if (free == lanes.end()) lanes.push_back(0);
+    lanes[lane_of[i]] = copies.item(i).has("landed") ? copies.item(i).at("landed").integer()
+                                                     : std::numeric_limits<std::int64_t>::max();
   }
-  if (wrong == 0 || x > kPoolsLeft + 2 * kWords)
-    svg.text({kPoolsLeft, bottom + 15}, "small dim",
-             "event " + count(events.item(0).at("event"), Medium::svg));
-  if (wrong == 0 || x < kChartWidth - 2 * kWords)
-    svg.text({kChartWidth, bottom + 15}, "small dim end",
-             "event " + count(events.item(events.size() - 1).at("event"), Medium::svg));
+  const double bottom = 18 + static_cast<double>(std::min(lanes.size(), kMostLanes)) * kLane;
+  Svg svg(kChartWidth, bottom + 20, "copies in flight over the events");
+  svg.text({0, 12}, "label",
+           lanes.size() > kMostLanes ? fmt::format("copies, {} at once and more", kMostLanes)
+                                     : "copies in flight");
+  svg.line({kPoolsLeft, bottom}, {kChartWidth, bottom}, "axis");
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    if (lane_of[i] >= kMostLanes) continue;
+    const JsonField copy = copies.item(i);
+    const bool to_host = copy.at("to").text() == "host";
+    const double begin = middle_of_event(copy.at("queued").integer(), events);
+    const double end =
+        copy.has("landed") ? middle_of_event(copy.at("landed").integer(), events) : kChartWidth;
+    const double y = 20 + static_cast<double>(lane_of[i]) * kLane;
+    svg.rect({begin, y, std::max(end - begin, 2.0), kLane - 4}, to_host ? "decode" : "prefill", 2,
+             hover_title(copy.at("text")));
+    const auto length = static_cast<double>(copy.at("text").text().size() + 4);
+    const std::string arrow = to_host ? "↓" : "↑";
+    svg.text({begin + 5, y + 12}, "small",
+             end - begin > length * kSmallAdvance
+                 ? arrow + " " + words(copy.at("text"), Medium::svg)
+                 : arrow);
+  }
+  draw_event_axis(svg, run, bottom);
   return svg.markup();
 }
 

@@ -21,6 +21,9 @@ std::string tree_picture(const JsonField& tree);
 /// The used part of the pools after each event. `run` is /traces/…/runs/….
 std::string pools_picture(const JsonField& run);
 
+/// The copies between the device and the host that were in flight after each event.
+std::string copies_picture(const JsonField& run);
+
 /// A row for each request: waiting, prefill, decode, retractions.
 std::string requests_picture(const JsonField& run);
 

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "cache_sim/replay/timeline.hpp"
 #include "cache_sim/trace/public_reports.hpp"
 
 namespace lockstep::cache_sim {
@@ -193,6 +194,23 @@ Json spans_json(const ReplaySession& run) {
   return spans;
 }
 
+Json copies_json(const ReplaySession& run) {
+  Json copies = Json::array();
+  for (const CopySpan& span : copy_spans(run.kept_events())) {
+    const SnapshotHost::Copied& what = span.copy.what;
+    const std::string_view tier = span.copy.to_host ? "host" : "device";
+    Json copy = {{"to", tier},
+                 {"kv_tokens", what.kv_tokens},
+                 {"states", what.states},
+                 {"text", fmt::format("{} KV, {} state{} to the {}", what.kv_tokens, what.states,
+                                      what.states == 1 ? "" : "s", tier)},
+                 {"queued", span.queued}};
+    if (span.landed != 0) copy["landed"] = span.landed;
+    copies.push_back(std::move(copy));
+  }
+  return copies;
+}
+
 Json defect_json(const std::string& name) {
   const DefectEntry* const entry = Registry<DefectEntry>::find(name);
   if (entry == nullptr) return nullptr;
@@ -301,6 +319,7 @@ Json shown_run_json(const std::string& command, const ReplayRequest& request,
   json["window"] = window_json(run);
   json["folds"] = folds_json(run);
   json["pools"] = pools_json(run);
+  json["copies"] = copies_json(run);
   json["tree"] = tree_json(run);
   json["spans"] = spans_json(run);
   return json;

@@ -224,6 +224,7 @@ View run_view(const JsonField& trace, std::size_t i) {
   view.set("tree_figure", tree_view(run));
   const bool has_pools = run.has("pools") && run.at("events").size() > 0;
   view.set("pools_picture", has_pools ? View(pools_picture(run)) : View(false));
+  view.set("copies_picture", run.at("copies").size() > 0 ? View(copies_picture(run)) : View(false));
   const bool has_spans = run.at("spans").size() > 0;
   view.set("requests_picture", has_spans ? View(requests_picture(run)) : View(false));
   view.set("keys", span_keys(run.at("spans")));

@@ -46,13 +46,19 @@ struct SnapshotNode {
   std::int64_t state_slot = 0;  ///< 0: none, or not one of numbered slots
   bool has_host_state = false;
 };
-/// The host tier of a cache, and the copies that were queued so far.
+/// The host tier of a cache, the copies that were queued so far, and those of them in flight.
 struct SnapshotHost {
   struct Copied {
     std::int64_t kv_tokens = 0, states = 0;
   };
+  struct InFlight {
+    std::uint64_t id;  ///< of one copy alone
+    bool to_host;      ///< otherwise to the device
+    Copied what;
+  };
   std::int64_t kv_total = 0, states_total = 0;
   Copied to_host, to_device;
+  std::vector<InFlight> in_flight{};  ///< queued, and not landed
 };
 struct Snapshot {
   std::vector<SnapshotNode> nodes;  ///< parents before children

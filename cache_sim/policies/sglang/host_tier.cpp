@@ -33,6 +33,20 @@ bool HostTier::is_awaited(StateSlot slot) const {
   });
 }
 
+SnapshotHost HostTier::snapshot() const {
+  SnapshotHost now{kv.slot_count(), states.slot_count(), to_host, to_device};
+  for (const auto* queue : {&backups, &loads})
+    for (const CopyInFlight& copy : *queue) {
+      if (copy.landed) continue;
+      std::int64_t tokens = 0;
+      for (const KvRun& run : copy.slots.kv_targets) tokens += run.size;
+      now.in_flight.push_back({copy.id,
+                               queue == &backups,
+                               {tokens, static_cast<std::int64_t>(copy.slots.states.size())}});
+    }
+  return now;
+}
+
 void RadixTree::use_host(HostTier& host) {
   host_ = &host;
   host.nodes.resize(nodes_.size());

@@ -69,6 +69,7 @@ struct HostTier {
   void land_loads(std::uint64_t id);
   /// Whether a load in flight writes the device slot.
   bool is_awaited(StateSlot slot) const;
+  SnapshotHost snapshot() const;
 };
 
 }  // namespace lockstep::cache_sim

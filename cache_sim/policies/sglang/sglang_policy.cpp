@@ -701,9 +701,7 @@ std::optional<Snapshot> SglangPolicy::snapshot() const {
   content.kv_total = kv_.slot_count();
   content.states_free = states_.free_count();
   content.states_total = states_.slot_count();
-  if (host_)
-    content.host = {host_->kv.slot_count(), host_->states.slot_count(), host_->to_host,
-                    host_->to_device};
+  if (host_) content.host = host_->snapshot();
   std::vector<std::uint32_t> order;
   for (std::uint32_t i = 1; i < tree_.node_count(); ++i)
     if (tree_.node({i}).alive) order.push_back(i);

@@ -1,5 +1,6 @@
 // The built program: bad input is refused with one sentence and writes nothing, and the files of a
 // run are complete and the same each time.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -699,6 +700,25 @@ TEST(Program, timelineIsAChromeTrace) {
   EXPECT_GT(most["KV tokens"], 100);
   EXPECT_GT(most["state slots"], 0);
   EXPECT_EQ(bars[1], (std::vector<std::string>{"alloc as=s", "advance slot=s tokens=a3"}));
+}
+
+// A copy begins where it is queued and ends where it has landed; the last one never does.
+TEST(Program, timelineHasTheCopiesInFlight) {
+  const ScratchFolder folder;
+  const ProgramRun run =
+      run_program({"replay",
+                   std::string(LOCKSTEP_SOURCE_DIR) +
+                       "/fixtures/traces/a_demoted_state_stays_on_the_host.trace",
+                   "--timeline", folder.path("timeline.json")});
+  EXPECT_EQ(run.status, kExitPass) << run.err;
+  const Json timeline = Json::parse(read_text(folder.path("timeline.json")));
+  std::vector<std::string> copies;
+  for (const Json& event : timeline["traceEvents"])
+    if (event.value("cat", "") == "copy")
+      copies.push_back(fmt::format("{} {} {}", event["ph"].get<std::string>(),
+                                   event["name"].get<std::string>(), event["ts"].get<double>()));
+  EXPECT_EQ(copies,
+            (std::vector<std::string>{"b to the host 2", "e to the host 3", "b to the device 6"}));
 }
 
 // The report of a search that was killed names the trace under way, which the seed gives again.

@@ -815,13 +815,17 @@ TEST(Report, wrongAnswerInAFileIsNotAsExpected) {
   EXPECT_EQ(report.document["traces"][0]["runs"][0]["found"], "answer-differs");
 }
 
-/// The page of `lockstep replay FILE --html` for one run of a file.
-std::string page_of_run(const ReplayRequest& request) {
+/// The data of the page of `lockstep replay FILE --html` for one run of a file.
+Json document_of_run(const ReplayRequest& request) {
   std::vector<ReplayOutcome> outcomes;
   Result<ReplayOutcome> outcome = replay(request);
   require(outcome.has_value(), outcome ? "" : outcome.error().text);
   outcomes.push_back(std::move(*outcome));
-  return runs_page(runs_document({request}, outcomes));
+  return runs_document({request}, outcomes);
+}
+
+std::string page_of_run(const ReplayRequest& request) {
+  return runs_page(document_of_run(request));
 }
 
 std::size_t times_in(const std::string& page, std::string_view text) {
@@ -829,6 +833,27 @@ std::size_t times_in(const std::string& page, std::string_view text) {
   for (std::size_t at = page.find(text); at != std::string::npos; at = page.find(text, at + 1))
     ++times;
   return times;
+}
+
+// A copy is in flight from the event that queues it to the one by which it has landed.
+TEST(Report, pageShowsTheCopiesInFlight) {
+  const ReplayRequest request{.file = std::string(LOCKSTEP_SOURCE_DIR) +
+                                      "/fixtures/traces/a_demoted_state_stays_on_the_host.trace",
+                              .keep_events = true};
+  const Json document = document_of_run(request);
+  EXPECT_EQ(document["traces"][0]["runs"][0]["copies"],
+            Json::parse(R"([{"to": "host", "kv_tokens": 4, "states": 1,
+                             "text": "4 KV, 1 state to the host", "queued": 3, "landed": 4},
+                            {"to": "device", "kv_tokens": 4, "states": 2,
+                             "text": "4 KV, 2 states to the device", "queued": 7}])"));
+  const std::string page = runs_page(document);
+  EXPECT_GE(times_in(page, "4 KV, 1 state to the host"), 1u);
+  EXPECT_GE(times_in(page, "4 KV, 2 states to the device"), 1u);
+  EXPECT_EQ(page_of_run({.file = std::string(LOCKSTEP_SOURCE_DIR) +
+                                 "/fixtures/traces/finish_keeps_its_state.trace",
+                         .keep_events = true})
+                .find("copies in flight"),
+            std::string::npos);
 }
 
 // The page of a finding shows the finding, once and in red; a planted defect that was found as its
