@@ -27,9 +27,10 @@ void configure(SwarmDraw& part) {
 void draw_host(SwarmDraw& part) {
   if (!part.accepted.can(Capability::tiers)) return;
   Draw draw = part.draw.stream("sglang host");
-  const bool tiered = draw.chance(1, 3);
+  const bool tiered = draw.chance(1, 2);
   const std::int64_t kv = draw.between(4, 100) * part.scale;
-  const std::int64_t states = draw.between(1, 8);
+  // One state or two: what is on the host without a state, and what it refuses, are rare otherwise.
+  const std::int64_t states = draw.between(1, draw.chance(1, 2) ? 2 : 8);
   if (tiered && part.fields.free("host_kv") && part.fields.free("host_states")) {
     part.fields.optional("host_kv", kv);
     part.fields.optional("host_states", states);
