@@ -46,7 +46,8 @@ MIXED = """
     unit = 40
     [planted]
     defects = radix
-    traces = 2000
+    traces = 1000
+    seeds = 3
     [kept]
     replay = kept
     [grid]
@@ -112,6 +113,10 @@ class Bytes(Sweeps):
         # All of it was there.
         self.assertEqual([one["found"] for one in report["canaries"]], [True])
         self.assertGreater(sum(one["found"] for one in report["defects"]), len(report["defects"]) // 2)
+        self.assertEqual({one["searches"] for one in report["defects"]}, {3})
+        for one in report["defects"]:
+            self.assertEqual(one["median"] is not None, one["found_by"] >= 2, one)
+            self.assertLessEqual(one["tests_to_detect"], one["median"] or 1000, one)
         self.assertEqual([len(one["rows"]) for one in report["comparisons"]], [4, 4])
         self.assertEqual(report["replays"], {"files": 25, "failed": []})
         self.assertTrue(report["findings"])

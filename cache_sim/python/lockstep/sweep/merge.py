@@ -5,7 +5,9 @@ Folding is sums, unions and minima, so the order of the shards and their number 
 from __future__ import annotations
 
 import json
+import math
 import pathlib
+import statistics
 from typing import Any, Iterator
 
 from lockstep.calls import FOUND, write_whole
@@ -103,9 +105,11 @@ class Merged:
             self._take_search(section, one, total)
 
     def _take_defect(self, entry: dict[str, Any]) -> None:
-        """Of the searches for one mutant, under each of its policies, the one that found it first counts."""
+        """Of the searches for one defect, by its seeds, or one mutant, by its policies, the one that found it first stands for it."""
         name = entry["defect"], entry["canary"]
-        self.defects[name] = min(entry, self.defects.get(name, entry), key=lambda one: (not one["found"], one["tests_to_detect"], one["unit"]))
+        first = min(entry, self.defects.get(name, entry), key=lambda one: (not one["found"], one["tests_to_detect"], one["unit"]))
+        tests = [*self.defects.get(name, {}).get("tests", []), entry["tests_to_detect"] if entry["found"] else math.inf]
+        self.defects[name] = {**first, "tests": tests}
 
     def _take_search(self, section: dict[str, Any], one: dict[str, Any], total: dict[str, Any]) -> None:
         for field, values in one["drawn"].items():
@@ -218,6 +222,12 @@ def _comparisons(merged: Merged) -> list[dict[str, Any]]:
     return list(grids.values())
 
 
+def _median(tests: list[float]) -> int | None:
+    """The median number of traces up to a finding; None where half of the searches or more found nothing."""
+    median = statistics.median_low(tests)
+    return None if median == math.inf else int(median)
+
+
 def report_of(plan: Plan, merged: Merged, shrunk: dict[str, dict[str, Any]], missing_to_shrink: list[int], foreign: list[str],
               lost: list[dict[str, Any]]) -> dict[str, Any]:
     findings = findings_of(plan, merged, shrunk)
@@ -254,8 +264,9 @@ def report_of(plan: Plan, merged: Merged, shrunk: dict[str, dict[str, Any]], mis
         "canaries": [{name: one[name] for name in ("defect", "seed", "found", "kind", "tests_to_detect", "text", "trace")}
                      for one in sorted(canaries, key=lambda one: one["unit"])],
         "sections": sections, "findings": findings, "own_findings": own,
-        "defects": [{name: one[name] for name in ("defect", "found", "kind", "tests_to_detect", "traces", "seed")}
-                    for one in sorted(merged.defects.values(), key=lambda one: (-one["tests_to_detect"] if one["found"] else float("-inf"), one["defect"]))
+        "defects": [{**{name: one[name] for name in ("defect", "found", "kind", "tests_to_detect", "traces", "seed")},
+                     "searches": len(one["tests"]), "found_by": len(one["tests"]) - one["tests"].count(math.inf), "median": _median(one["tests"])}
+                    for one in sorted(merged.defects.values(), key=lambda one: (-statistics.median_low(one["tests"]), one["defect"]))
                     if not one["canary"]],
         "marks_never_reached": None if never is None else sorted(never),
         "drawn": [{"field": field, "values": [{"value": value, "traces": count} for value, count in sorted(counts.items(), key=_by_value)]}

@@ -131,10 +131,11 @@ def _defects(report: dict[str, Any]) -> str:
         return ""
     rows = [[(f"<code>{text(one['defect'])}</code>", False),
              (f"<code>{text(one['kind'])}</code>" if one["found"] else '<span class="chip public">? not found</span>', False),
+             (f"{count(one['found_by'])} of {count(one['searches'])}", True), ("" if one["median"] is None else count(one["median"]), True),
              (count(one["tests_to_detect"] if one["found"] else one["traces"]), True), (str(one["seed"]), True)] for one in report["defects"]]
     found = sum(one["found"] for one in report["defects"])
     return (f"<h2>Planted defects by tests to detect</h2>\n<p>{found} of {len(rows)} were found. The others were not, within the number of traces "
-            "that stands there.</p>\n" + table(("defect", "found as", "traces", "seed"), rows))
+            "that stands there.</p>\n" + table(("defect", "found as", "found by", "median traces", "fewest traces", "seed"), rows))
 
 
 def _marks(report: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ FILES_A_UNIT = 20
 MUTANTS, MUTANT_PROGRAM = "sweep.json", "lockstep_mutants"
 LIMIT = 3600.0
 SECTION_FIELDS = ", traces, unit, requests, version; of a comparison compare, policies, capacity, model, config, requests; " \
-                 "of traces replay; of defects defects, traces; of mutants mutants, traces"
+                 "of traces replay; of defects defects, traces, seeds; of mutants mutants, traces"
 
 
 class Refused(Exception):
@@ -192,9 +192,9 @@ class _Reader:
             if name != "all" and not any(one == name or one.split(":")[0] == name for one in known):
                 raise ValueError(f"defects: there is neither a defect nor a subject `{name}`; `lockstep list defects` lists them")
         traces = whole_number(values, "traces", DEFECT_TRACES)
-        expect_nothing_else(values, "defects, traces, version")
-        return {"kind": "defects", "defects": chosen, "traces": traces, "units": len(chosen)}
-
+        seeds = whole_number(values, "seeds", 1)
+        expect_nothing_else(values, "defects, traces, seeds, version")
+        return {"kind": "defects", "defects": chosen, "traces": traces, "units": len(chosen) * seeds}
 
     def _mutants(self, values: dict[str, str]) -> dict[str, Any]:
         file = self.base / values.pop("mutants") / MUTANTS

@@ -73,7 +73,7 @@ def _search(plan: Plan, section: dict[str, Any], at: int, folder: pathlib.Path) 
 
 
 def _defect(plan: Plan, section: dict[str, Any], at: int, folder: pathlib.Path) -> dict[str, Any]:
-    defect = section["defects"][at]
+    defect = section["defects"][at % len(section["defects"])]
     words = ["--defect", defect, "--traces", str(section["traces"]), "--findings", "1", "--timeout", DEFECT_TIMEOUT]
     result = _explore(plan, section, section["first_seed"] + at, words, folder)
     return {**result, "defect": defect, "corpus": []}
