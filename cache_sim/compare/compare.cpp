@@ -12,6 +12,7 @@
 #include "cache_sim/replay/run_json.hpp"
 #include "reference/base/work_done.hpp"
 #include "reference/protocol/config.hpp"
+#include "reference/protocol/host_tier.hpp"
 #include "reference/protocol/near_word.hpp"
 
 namespace lockstep::cache_sim {
@@ -81,6 +82,8 @@ struct NamedPolicy {
   }
 };
 
+/// Of a policy's own settings: per mille of the host tier's bytes for states.
+constexpr std::string_view kHostShare = "host_share";
 constexpr std::string_view kBestAlpha = "alpha=best";
 constexpr int kAlphas = 21;  // 0, 0.1, … 2
 
@@ -131,8 +134,11 @@ class Comparer {
       if (row.scheduled)
         if (const Result<void> done = run_scheduled(row); !done)
           return tl::unexpected(done.error());
-    return Comparison{
-        .policies = std::move(rows_), .model = model_, .block = block_, .measured = measured_};
+    return Comparison{.policies = std::move(rows_),
+                      .model = model_,
+                      .by_host = request_.hosts.size() > 1,
+                      .block = block_,
+                      .measured = measured_};
   }
 
  private:
@@ -154,6 +160,8 @@ class Comparer {
 
   /// Makes a row for each policy at each of its capacities, in the order of the request.
   Result<void> plan() {
+    if (request_.hosts.size() > 1 && request_.capacities.size() > 1)
+      return fail("--host: several sizes go with one --capacity");
     for (const std::string& name : request_.policies) {
       const Result<std::optional<FoundIdeal>> ideal = find_ideal(name);
       if (!ideal) return tl::unexpected(ideal.error());
@@ -170,16 +178,55 @@ class Comparer {
         return fail(fmt::format("model {} has no recurrent state, which policy {} is about",
                                 model_.name, name));
       if (request_.capacities.empty()) {
-        rows_.push_back(counted_row(name, policy));
-        continue;
+        const Result<void> added = add(counted_row(name, policy), policy);
+        if (!added) return added;
       }
       for (const auto& capacity : request_.capacities) {
-        const Result<ComparedPolicy> row = row_of(name, policy, capacity);
-        if (!row) return tl::unexpected(row.error());
-        rows_.push_back(*row);
+        const Result<void> added = row_of(name, policy, capacity).and_then([&](ComparedPolicy row) {
+          return add(std::move(row), policy);
+        });
+        if (!added) return added;
       }
     }
     return {};
+  }
+
+  /// Adds the row, once for each host tier where the policy may have one.
+  Result<void> add(ComparedPolicy row, const PolicyEntry* policy) {
+    const std::string own = NamedPolicy::of(row.policy).settings;
+    const bool takes = policy != nullptr && takes_host_tier(policy->config_fields) &&
+                       !takes_host_tier(fields_of({request_.config, own}));
+    if (!takes || request_.hosts.empty()) {
+      rows_.push_back(std::move(row));
+      return {};
+    }
+    for (const std::int64_t bytes : request_.hosts) {
+      row.host_bytes = bytes;
+      if (const Result<std::string> fits = host_of(row); !fits) return tl::unexpected(fits.error());
+      rows_.push_back(row);
+    }
+    return {};
+  }
+
+  /// The config fields of a row's host tier, whose bytes host_share divides, or else state_share.
+  Result<std::string> host_of(const ComparedPolicy& row) const {
+    std::string text;
+    without(NamedPolicy::of(row.policy).settings, {kHostShare}, &text);
+    std::int64_t share = kDefaultStateShare;
+    if (!text.empty()) {
+      const Result<std::int64_t> given = parse_integer(text.substr(text.find('=') + 1), 1, 999);
+      if (!given) return fail(fmt::format("policy {}: {}", row.policy, given.error().text));
+      share = *given;
+    }
+    const std::int64_t states =
+        std::min(*row.host_bytes / 1000 * share / model_.state_bytes, kMostSlots);
+    const std::int64_t left = *row.host_bytes - states * model_.state_bytes;
+    const std::int64_t kv = std::min(left / model_.token_bytes, kMostSlots);
+    if (states == 0 || kv == 0)
+      return fail(fmt::format("policy {}: --host: {} bytes have no room for one {} of model {}",
+                              row.policy, *row.host_bytes, states == 0 ? "state" : "token of KV",
+                              model_.name));
+    return host_tier_fields(kv, states);
   }
 
   /// The memory that the layout of a policy divides.
@@ -324,8 +371,10 @@ class Comparer {
     replayed.subjects = {std::string(policy.name)};
     replayed.check = CheckLevel::off;
     replayed.config = without(request_.config, {"state_share", "kv_tokens", "state_slots"});
-    const std::string own = has_two_pools(&policy) ? without(settings, {"state_share"}) : settings;
-    for (const std::string& more : {pools_of(row, policy), own})
+    const std::string own =
+        without(settings, {kHostShare, has_two_pools(&policy) ? "state_share" : kHostShare});
+    const std::string host = row.host_bytes ? *host_of(row) : "";
+    for (const std::string& more : {pools_of(row, policy), host, own})
       if (!more.empty()) replayed.config += (replayed.config.empty() ? "" : ",") + more;
     replayed.limit = request_.limit;
     if (!has_step_time()) replayed.model = std::string(model_.name);
@@ -384,11 +433,11 @@ class Comparer {
     measures.stored_tokens = content->kv_total - content->kv_free;
     measures.states = content->states_total - content->states_free;
     if (has_states) measures.dead_tokens = dead_tokens(*content);
-    if (content->host) row.host = host_of(run, totals.host_hit_tokens);
+    if (content->host) row.host = measured_host(run, totals.host_hit_tokens);
   }
 
   /// The host tiers of all ranks.
-  ComparedHost host_of(const ReplaySession& run, std::int64_t hit_tokens) const {
+  ComparedHost measured_host(const ReplaySession& run, std::int64_t hit_tokens) const {
     ComparedHost all{.hit_tokens = hit_tokens};
     const auto bytes = [&](const SnapshotHost::Copied& copied) {
       return copied.kv_tokens * model_.token_bytes + copied.states * model_.state_bytes;
@@ -456,7 +505,7 @@ Result<Comparison> compare(const CompareRequest& request) {
 
 namespace {
 
-Result<std::optional<std::int64_t>> parse_capacity(std::string_view text) {
+Result<std::optional<std::int64_t>> parse_capacity(std::string_view option, std::string_view text) {
   struct Unit {
     std::string_view name;
     int shift;
@@ -478,9 +527,9 @@ Result<std::optional<std::int64_t>> parse_capacity(std::string_view text) {
     for (const Unit& unit : kUnits)
       in_units.push_back(
           fmt::format("{}{}", text.substr(0, text.find_first_not_of("0123456789")), unit.name));
-    return fail(
-        fmt::format("--capacity: `{}` is not a number of bytes like 1000000 or 64GiB, nor inf{}",
-                    text.substr(0, 60), but_near(text, {in_units.begin(), in_units.end()})));
+    return fail(fmt::format("{}: `{}` is not a number of bytes like 1000000 or 64GiB, nor inf{}",
+                            option, text.substr(0, 60),
+                            but_near(text, {in_units.begin(), in_units.end()})));
   }
   return *count << shift;
 }
@@ -504,11 +553,22 @@ std::vector<std::string> parse_policies(std::string_view list) {
 Result<std::vector<std::optional<std::int64_t>>> parse_capacities(std::string_view list) {
   std::vector<std::optional<std::int64_t>> capacities;
   for (const std::string& word : words_of(list)) {
-    const auto capacity = parse_capacity(word);
+    const auto capacity = parse_capacity("--capacity", word);
     if (!capacity) return tl::unexpected(capacity.error());
     capacities.push_back(*capacity);
   }
   return capacities;
+}
+
+Result<std::vector<std::int64_t>> parse_hosts(std::string_view list) {
+  std::vector<std::int64_t> hosts;
+  for (const std::string& word : words_of(list)) {
+    const auto bytes = parse_capacity("--host", word);
+    if (!bytes) return tl::unexpected(bytes.error());
+    if (!*bytes) return fail("--host: `inf`: a host tier has a size");
+    hosts.push_back(**bytes);
+  }
+  return hosts;
 }
 
 std::string capacity_text(const std::optional<std::int64_t>& capacity) {

@@ -2,7 +2,8 @@
 // and every registered policy with the scheduler in front of it. A capacity is a number of bytes. A
 // policy with a pool of KV and a pool of states splits it by the config field state_share. A policy
 // with one pool of bytes gets all of it, and the model's bytes and FLOPs. A policy with one pool of
-// blocks gets as many blocks as the bytes hold, cut as its server cuts them for the model.
+// blocks gets as many blocks as the bytes hold, cut as its server cuts them for the model. A host
+// tier is a number of bytes beside the capacity, which `host_share` divides.
 //
 // `NAME@K=V@K=V` is a policy with config fields of its own. `@alpha=best` is chosen in hindsight:
 // the workload is played with each of 21 alphas, and the row with the most FLOPs saved counts.
@@ -30,7 +31,10 @@ struct CompareRequest {
   /// Capacities in bytes; nothing: infinite. A policy of infinite memory runs once, whatever the
   /// list says. With an empty list, the other policies have the pools of `config`.
   std::vector<std::optional<std::int64_t>> capacities;
-  std::string config;  ///< K=V,… fields that differ from the defaults
+  /// Bytes of the host tier, for each policy that may have one and does not set its fields itself;
+  /// several go with one capacity. Nothing: no tier but that of the fields.
+  std::vector<std::int64_t> hosts{};
+  std::string config{};  ///< K=V,… fields that differ from the defaults
   std::string model = std::string(kDefaultModel);
   /// `model`: a step takes what ModelStepCost says. `measured:CARD`: the times of the model's
   /// kernels that were recorded on this card, from the files of `evidence`.
@@ -62,6 +66,7 @@ struct ComparedPolicy {
   std::int64_t state_slots = 0;
   std::int64_t blocks = 0;  ///< of a policy with one pool of blocks
   std::int64_t block = 0;   ///< tokens of a block, where prompts are looked up in whole blocks
+  std::optional<std::int64_t> host_bytes;  ///< of its host tier, where the request says sizes
   /// False of a policy with blocks: its replies do not say which states it stores and what it
   /// evicts, so these are not counted.
   bool tells_contents = true;
@@ -88,6 +93,7 @@ struct ComparedPolicy {
 struct Comparison {
   std::vector<ComparedPolicy> policies;
   Model model;
+  bool by_host = false;  ///< rows of a policy differ in their host tiers, not in their capacities
   double wall_s = 0;
   /// tokens of a block of the workload, in which ideal policies look prompts up
   std::int64_t block = 1;
@@ -105,6 +111,8 @@ Result<Comparison> compare(const CompareRequest& request);
 std::vector<std::string> parse_policies(std::string_view list);
 /// Parses `64GiB,1000000000,inf`.
 Result<std::vector<std::optional<std::int64_t>>> parse_capacities(std::string_view list);
+/// The same of host tiers, which are finite.
+Result<std::vector<std::int64_t>> parse_hosts(std::string_view list);
 std::string capacity_text(const std::optional<std::int64_t>& capacity);
 
 }  // namespace lockstep::cache_sim

@@ -34,6 +34,7 @@ Json compared_json(const ComparedPolicy& row, const Model& model) {
   json["capacity"] = row.capacity ? Json(*row.capacity) : Json("inf");
   if (row.capacity) json["kv_tokens"] = row.kv_tokens;
   if (row.capacity) json["state_slots"] = row.state_slots;
+  if (row.host_bytes) json["host_bytes"] = *row.host_bytes;
   if (row.blocks != 0) json["blocks"] = row.blocks;
   if (!row.chosen.empty()) json["chosen"] = row.chosen;
   json["requests"] = m.requests;

@@ -24,6 +24,7 @@ struct CompareWords {
   CompareRequest request;
   std::string policies;
   std::vector<std::string> capacities;
+  std::vector<std::string> hosts;
   std::string json_path;
   std::string html_path;
 };
@@ -64,8 +65,8 @@ void print_table(const CompareRequest& request, const Comparison& comparison) {
   constexpr std::string_view kRow =
       "{:<25} {:>10} {:>9} {:>9} {:>7} {:>8} {:>9} {:>13} {:>13} {:>8} {:>8} {:>8}\n";
   note("{}, model {}\n", request.workload, comparison.model.name);
-  note(kRow, "policy", "capacity", "hit", "hit", "saved", "kept", "never hit", "evicted KV",
-       "dead KV", "preempt", "TTFT", "out");
+  note(kRow, "policy", comparison.by_host ? "host tier" : "capacity", "hit", "hit", "saved", "kept",
+       "never hit", "evicted KV", "dead KV", "preempt", "TTFT", "out");
   note(kRow, "", "", "of tokens", "of reqs", "PFLOP", "states", "states", "tokens", "tokens",
        "times", "mean ms", "tok/s");
   for (const ComparedPolicy& row : comparison.policies) {
@@ -73,7 +74,8 @@ void print_table(const CompareRequest& request, const Comparison& comparison) {
     const auto told = [&](std::int64_t count) {
       return row.tells_contents ? std::to_string(count) : "–";
     };
-    note(kRow, row.policy, cache_sim::capacity_text(row.capacity),
+    const bool has_host = comparison.by_host && row.host_bytes;
+    note(kRow, row.policy, cache_sim::capacity_text(has_host ? row.host_bytes : row.capacity),
          fmt::format("{:.6f}", share(m.hit_tokens, m.input_tokens)),
          fmt::format("{:.4f}", share(m.hit_requests, m.requests)),
          fmt::format("{:.1f}", m.flops_saved / 1e15), told(m.states), told(m.states_never_hit),
@@ -103,6 +105,9 @@ int run_compare(CompareWords words) {
       cache_sim::parse_capacities(fmt::format("{}", fmt::join(words.capacities, ",")));
   if (!capacities) return refuse(capacities.error());
   words.request.capacities = *capacities;
+  const auto hosts = cache_sim::parse_hosts(fmt::format("{}", fmt::join(words.hosts, ",")));
+  if (!hosts) return refuse(hosts.error());
+  words.request.hosts = *hosts;
   const Result<Comparison> comparison = [&] {
     const Progress progress("compare " + words.request.workload);
     return cache_sim::compare(words.request);
@@ -141,6 +146,12 @@ void add_compare(Command& app, int& status) {
           "--capacity", words->capacities,
           "bytes of one pool for KV and states: 64GiB, 1000000000 or inf; several times (default: "
           "the pools of --config)")
+      ->repeatable();
+  command
+      ->add_option("--host", words->hosts,
+                   "bytes of a host tier beside the capacity, for policies that may have one; "
+                   "P@host_share=V "
+                   "gives V per mille of them to states; several times with one --capacity")
       ->repeatable();
   command->add_option("--config", words->request.config,
                       "config fields: key=value,… (default: none)");

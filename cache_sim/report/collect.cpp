@@ -80,11 +80,18 @@ Result<ComparisonPlan> read_plan(const Record& record) {
   }
   const auto capacities = parse_capacities(texts[4]);
   if (!capacities) return record.error("capacities", capacities.error().text);
-  return ComparisonPlan{
+  ComparisonPlan plan{
       .title = texts[0],
       .about = texts[1],
       .request = {
           .workload = texts[2], .policies = parse_policies(texts[3]), .capacities = *capacities}};
+  if (!record.has("hosts")) return plan;
+  const Result<std::string> text = record.text("hosts");
+  if (!text) return tl::unexpected(text.error());
+  const auto hosts = parse_hosts(*text);
+  if (!hosts) return record.error("hosts", hosts.error().text);
+  plan.request.hosts = *hosts;
+  return plan;
 }
 
 /// The pages about bugs of servers: their headings, and their first paragraphs, which say whom the

@@ -51,6 +51,7 @@ std::string command_of(const CompareRequest& request) {
                                     shell_quoted(request.workload), shell_quoted(policies));
   for (const auto& capacity : request.capacities)
     command += " --capacity " + capacity_word(capacity);
+  for (const std::int64_t bytes : request.hosts) command += " --host " + capacity_word(bytes);
   if (!request.config.empty()) command += " --config " + shell_quoted(request.config);
   if (request.model != kDefaultModel) command += " --model " + request.model;
   if (request.cost != kModelCost) command += " --cost " + shell_quoted(request.cost);
@@ -60,14 +61,25 @@ std::string command_of(const CompareRequest& request) {
   return command;
 }
 
-/// The rows of a policy, by growing capacity.
+/// The bytes in which the rows of a policy differ; nothing: it has one row for all.
+std::optional<std::int64_t> memory_of(const Comparison& comparison, const ComparedPolicy& row) {
+  return comparison.by_host ? row.host_bytes : row.capacity;
+}
+
+/// The memory of a row: 16 GiB, or 64 GiB on the host.
+std::string memory_text(const Comparison& comparison, const ComparedPolicy& row) {
+  return comparison.by_host && row.host_bytes ? capacity_text(row.host_bytes) + " on the host"
+                                              : capacity_text(row.capacity);
+}
+
+/// The rows of a policy, by growing memory.
 std::vector<const ComparedPolicy*> curve_of(const Comparison& comparison,
                                             const std::string& policy) {
   std::vector<const ComparedPolicy*> rows;
   for (const ComparedPolicy& row : comparison.policies)
     if (row.policy == policy) rows.push_back(&row);
-  std::sort(rows.begin(), rows.end(), [](const auto* a, const auto* b) {
-    return a->capacity.value_or(0) < b->capacity.value_or(0);
+  std::sort(rows.begin(), rows.end(), [&](const auto* a, const auto* b) {
+    return memory_of(comparison, *a).value_or(0) < memory_of(comparison, *b).value_or(0);
   });
   return rows;
 }
@@ -110,7 +122,7 @@ std::string above_bound_sentence(const Comparison& comparison) {
 
 /// The end of a sentence: the gain from more memory than the policy's largest capacity.
 std::string more_memory(const Comparison& comparison, const ComparedPolicy& row) {
-  const std::string capacity = capacity_text(row.capacity);
+  const std::string capacity = memory_text(comparison, row);
   const bool was_short = row.measures.evicted_tokens != 0 || row.measures.evicted_states != 0 ||
                          row.preemptions != 0 || row.refused_requests != 0;
   if (!was_short && row.tells_contents)
@@ -132,25 +144,25 @@ std::string memory_sentence(const Comparison& comparison, const std::string& pol
   const std::string more = more_memory(comparison, *rows.back());
   if (rows.size() == 1)
     return fmt::format("{} hits {} with {}.", policy, percent_text(best),
-                       capacity_text(rows.back()->capacity)) +
+                       memory_text(comparison, *rows.back())) +
            more;
   const auto enough = std::find_if(rows.begin(), rows.end(), [&](const ComparedPolicy* row) {
     return hit_ratio(*row) >= 0.95 * best;
   });
   std::string sentence =
       fmt::format("{} hits {} with {} and {} with {}", policy,
-                  percent_text(hit_ratio(*rows.front())), capacity_text(rows.front()->capacity),
-                  percent_text(best), capacity_text(rows.back()->capacity));
+                  percent_text(hit_ratio(*rows.front())), memory_text(comparison, *rows.front()),
+                  percent_text(best), memory_text(comparison, *rows.back()));
   if (*enough == rows.back()) {
     const ComparedPolicy& before = **(rows.end() - 2);
     return sentence +
            fmt::format(
                "; each step of memory still pays: the last one, from {}, adds {:.1f} points.",
-               capacity_text(before.capacity), (best - hit_ratio(before)) * 100) +
+               memory_text(comparison, before), (best - hit_ratio(before)) * 100) +
            more;
   }
   return sentence +
-         fmt::format("; {} already give nearly all of it.", capacity_text((*enough)->capacity)) +
+         fmt::format("; {} already give nearly all of it.", memory_text(comparison, **enough)) +
          more;
 }
 
@@ -161,7 +173,7 @@ std::string states_sentence(const Comparison& comparison, const std::string& pol
   if (row.measures.states_admitted == 0) return "";
   return fmt::format(
       "Of the states that {} stored with {}, {} were never hit.", policy,
-      capacity_text(row.capacity),
+      memory_text(comparison, row),
       percent_text(rounded_ratio(row.measures.states_never_hit, row.measures.states_admitted)));
 }
 
@@ -176,7 +188,7 @@ std::string host_sentence(const Comparison& comparison, const std::string& polic
   return fmt::format(
       "Of what {} hits with {}, {} comes from the host: {:.1f} GiB went there, and {:.1f} GiB came "
       "back.",
-      policy, capacity_text(row.capacity),
+      policy, memory_text(comparison, row),
       percent_text(rounded_ratio(row.host->hit_tokens, row.measures.hit_tokens)),
       gib(row.host->bytes_to_host), gib(row.host->bytes_to_device));
 }
@@ -187,39 +199,40 @@ std::string ranks_sentence(const Comparison& comparison, const std::string& poli
   const ComparedPolicy& row = *rows[rows.size() / 2];
   if (!row.idle_share) return "";
   return fmt::format("With {} the ranks of {} wait {} of their time for the slowest one.",
-                     capacity_text(row.capacity), policy, percent_text(*row.idle_share));
+                     memory_text(comparison, row), policy, percent_text(*row.idle_share));
 }
 
-/// The policies to choose from at one capacity, with the most hits first: hybrid policies or, if
+/// The policies to choose from with this memory, with the most hits first: hybrid policies or, if
 /// there are none, all policies of servers.
-std::vector<const ComparedPolicy*> choices_at(const Comparison& comparison, std::int64_t capacity) {
+std::vector<const ComparedPolicy*> choices_at(const Comparison& comparison, std::int64_t memory) {
   const bool hybrid =
       std::any_of(comparison.policies.begin(), comparison.policies.end(), is_hybrid);
   std::vector<const ComparedPolicy*> rows;
   for (const ComparedPolicy& row : comparison.policies)
-    if (row.scheduled && is_hybrid(row) == hybrid && row.capacity == capacity) rows.push_back(&row);
+    if (row.scheduled && is_hybrid(row) == hybrid && memory_of(comparison, row) == memory)
+      rows.push_back(&row);
   std::stable_sort(rows.begin(), rows.end(),
                    [](const auto* a, const auto* b) { return hit_ratio(*a) > hit_ratio(*b); });
   return rows;
 }
 
-std::set<std::int64_t> capacities_of(const Comparison& comparison) {
-  std::set<std::int64_t> capacities;
+std::set<std::int64_t> memories_of(const Comparison& comparison) {
+  std::set<std::int64_t> memories;
   for (const ComparedPolicy& row : comparison.policies)
-    if (row.capacity) capacities.insert(*row.capacity);
-  return capacities;
+    if (const auto memory = memory_of(comparison, row)) memories.insert(*memory);
+  return memories;
 }
 
-/// A sentence on the best policy for this capacity, if there are several.
-std::string choice_sentence(const Comparison& comparison, std::int64_t capacity) {
-  const auto rows = choices_at(comparison, capacity);
+/// A sentence on the best policy for this memory, if there are several.
+std::string choice_sentence(const Comparison& comparison, std::int64_t memory) {
+  const auto rows = choices_at(comparison, memory);
   if (rows.size() < 2) return "";
   const std::string best = percent_text(hit_ratio(*rows[0]));
   std::vector<std::string> first{rows[0]->policy};
   std::size_t next = 1;
   for (; next < rows.size() && percent_text(hit_ratio(*rows[next])) == best; ++next)
     first.push_back(rows[next]->policy);
-  const std::string with = fmt::format("With {}", capacity_text(capacity));
+  const std::string with = fmt::format("With {}", memory_text(comparison, *rows[0]));
   if (next == rows.size())
     return fmt::format("{} all {}policies reuse as much: {} of the input tokens.", with,
                        is_hybrid(*rows[0]) ? "hybrid " : "", best);
@@ -324,8 +337,8 @@ Json time_ticks(const Comparison& comparison) {
 
 Conclusions conclusions_of(const Comparison& comparison) {
   Conclusions conclusions;
-  for (const std::int64_t capacity : capacities_of(comparison))
-    conclusions.general.push_back(choice_sentence(comparison, capacity));
+  for (const std::int64_t memory : memories_of(comparison))
+    conclusions.general.push_back(choice_sentence(comparison, memory));
   for (const auto sentence :
        {bound_sentence, above_bound_sentence, eviction_sentence, block_sentence})
     conclusions.general.push_back(sentence(comparison));
@@ -362,17 +375,22 @@ Json shown_comparison(const ComparisonPlan& plan, const Comparison& comparison) 
   for (std::size_t i = 0; i < comparison.policies.size(); ++i) {
     const ComparedPolicy& row = comparison.policies[i];
     Json& shown = json["policies"][i];
+    const std::optional<std::int64_t> memory = memory_of(comparison, row);
     shown["capacity_text"] = capacity_text(row.capacity);
-    const std::string where = fmt::format("{}, {}: ", row.policy, capacity_text(row.capacity));
+    if (row.host_bytes) shown["host_text"] = capacity_text(row.host_bytes);
+    shown["memory"] = memory ? Json(*memory) : Json();
+    shown["memory_text"] = capacity_text(memory);
+    const std::string where = fmt::format("{}, {}: ", row.policy, memory_text(comparison, row));
     shown["hit_text"] = where + percent_text(hit_ratio(row));
     if (row.ttft) shown["ttft_text"] = where + moment_text(row.ttft->mean);
     if (row.ttft) shown["speed_text"] = fmt::format("{:.1f}", row.output_tokens_per_s);
     const auto choices =
-        row.capacity ? choices_at(comparison, *row.capacity) : std::vector<const ComparedPolicy*>{};
+        memory ? choices_at(comparison, *memory) : std::vector<const ComparedPolicy*>{};
     shown["is_best"] = choices.size() > 1 && row.scheduled &&
                        is_hybrid(row) == is_hybrid(*choices[0]) &&
                        hit_ratio(row) == hit_ratio(*choices[0]);
   }
+  json["by_host"] = comparison.by_host;
   json["ticks"] = ratio_ticks(comparison);
   json["ttft_ticks"] = time_ticks(comparison);
   const Conclusions conclusions = conclusions_of(comparison);
@@ -385,11 +403,11 @@ Json shown_comparison(const ComparisonPlan& plan, const Comparison& comparison) 
 
 namespace {
 
-/// The rows of one policy, by growing capacity.
+/// The rows of one policy, by growing memory.
 struct Curve {
   std::string policy;
   std::vector<JsonField> rows;
-  bool infinite() const { return rows.front().at("capacity").is_text(); }
+  bool is_one_row() const { return !rows.front().has("memory"); }
 };
 
 std::vector<Curve> curves_of(const JsonField& comparison) {
@@ -422,16 +440,16 @@ struct Plot {
     return is_time ? std::log10(field.number()) : field.number();
   }
 };
-constexpr Plot kHits{"hit ratio of each policy against capacity", "ticks", "hit_text", false};
-constexpr Plot kTimes{"time to the first token against capacity", "ttft_ticks", "ttft_text", true};
+constexpr Plot kHits{"hit ratio of each policy against memory", "ticks", "hit_text", false};
+constexpr Plot kTimes{"time to the first token against memory", "ttft_ticks", "ttft_text", true};
 
-/// The axes of a picture: figures vertically, the logarithm of capacities horizontally.
+/// The axes of a picture: figures vertically, the logarithm of memory horizontally.
 class Axes {
  public:
   Axes(const Plot& plot, const JsonField& ticks, const std::vector<Curve>& curves)
       : least_(plot.tick(ticks.item(0))), most_(plot.tick(ticks.item(ticks.size() - 1))) {
     for (const Curve& curve : curves)
-      if (!curve.infinite())
+      if (!curve.is_one_row())
         for (const JsonField& row : curve.rows) {
           first_ = std::min(first_, log_of(row));
           last_ = std::max(last_, log_of(row));
@@ -446,7 +464,7 @@ class Axes {
   }
 
  private:
-  static double log_of(const JsonField& row) { return std::log2(row.at("capacity").number()); }
+  static double log_of(const JsonField& row) { return std::log2(row.at("memory").number()); }
   double least_, most_;
   double first_ = 64;
   double last_ = 0;
@@ -462,11 +480,11 @@ void draw_axes(Svg& svg, const Plot& plot, const JsonField& ticks, const std::ve
         plot.is_time ? moment(ticks.item(i), Medium::svg) : percent(ticks.item(i), Medium::svg));
   }
   const auto finite = std::find_if(curves.begin(), curves.end(),
-                                   [](const Curve& curve) { return !curve.infinite(); });
+                                   [](const Curve& curve) { return !curve.is_one_row(); });
   if (finite == curves.end()) return;
   for (const JsonField& row : finite->rows)
     svg.text({axes.x(row), kTop + kHeight + 16}, "small dim middle",
-             words(row.at("capacity_text"), Medium::svg));
+             words(row.at("memory_text"), Medium::svg));
 }
 
 std::string curve_style(std::size_t number) {
@@ -479,7 +497,7 @@ View keys_view(const std::vector<Curve>& curves) {
   for (std::size_t i = 0; i < curves.size(); ++i) {
     Svg svg(42, 10, "");
     svg.line({0, 5}, {42, 5}, curve_style(i));  // as long as two strokes of the longest dashes
-    if (!curves[i].infinite())
+    if (!curves[i].is_one_row())
       svg.rect({18, 2, 6, 6}, curve_style(i) + " point", i % 2 == 0 ? 3 : 0);
     View key = object_view();
     key.set("number", std::to_string(i));
@@ -509,8 +527,8 @@ std::string curves_picture(const JsonField& comparison, const std::vector<Curve>
       const std::optional<double> value = plot.value(row);
       if (!value) continue;
       const double y = axes.y(*value);
-      if (curve.infinite()) points.push_back({kLeft, y});
-      points.push_back({curve.infinite() ? kLeft + kWidth : axes.x(row), y});
+      if (curve.is_one_row()) points.push_back({kLeft, y});
+      points.push_back({curve.is_one_row() ? kLeft + kWidth : axes.x(row), y});
       places.push_back({points.back(), row});
     }
     svg.open_part(i);
@@ -523,19 +541,19 @@ std::string curves_picture(const JsonField& comparison, const std::vector<Curve>
   return svg.markup();
 }
 
-/// A table of hit ratios: a row for each policy, a column for each capacity.
+/// A table of hit ratios: a row for each policy, a column for each memory.
 void set_table(View& view, const std::vector<Curve>& curves) {
   const auto finite = std::find_if(curves.begin(), curves.end(),
-                                   [](const Curve& curve) { return !curve.infinite(); });
+                                   [](const Curve& curve) { return !curve.is_one_row(); });
   View columns = list_view(), rows = list_view();
   if (finite != curves.end())
-    for (const JsonField& row : finite->rows) columns.push_back(view_of(row.at("capacity_text")));
+    for (const JsonField& row : finite->rows) columns.push_back(view_of(row.at("memory_text")));
   for (const Curve& curve : curves) {
     View row = object_view(), cells = list_view();
     for (const JsonField& cell : curve.rows) {
       View one = view_of(cell.at("hit_ratio"));
       one.set("is_best", cell.at("is_best").flag());
-      one.set("infinite", curve.infinite());
+      one.set("is_one_row", curve.is_one_row());
       cells.push_back(one);
     }
     row.set("policy", view_of(curve.rows[0].at("policy")));

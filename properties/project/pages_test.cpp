@@ -460,6 +460,7 @@ TEST(PagesAndSources, haveEveryFieldOfTheJson) {
       {"compare", "sessions:requests=30", "--policies", "radix", "--config", "ranks=2"},
       {"compare", "sessions:requests=30", "--policies",
        "sglang-no-buffer@host_kv=9000@host_states=9"},
+      {"compare", "sessions:requests=10", "--policies", "sglang-no-buffer", "--host", "4GiB"},
       {"compare", "sessions:requests=10", "--policies", "radix", "--cost", "measured:H200"},
       {"explore", "--defect", "sglang-no-buffer:frees-donated-slot", "--out",
        scratch.path("found")},

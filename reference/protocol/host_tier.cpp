@@ -1,5 +1,7 @@
 #include "reference/protocol/host_tier.hpp"
 
+#include <fmt/format.h>
+
 #include "reference/base/registry.hpp"
 
 namespace lockstep {
@@ -16,6 +18,14 @@ const Registration<ConfigOption> kStates{
 
 bool has_host_tier(const Config& config) {
   return config.number(kKvField) != 0;
+}
+
+bool takes_host_tier(const ConfigFields& fields) {
+  return fields.contains(kKvField) || fields.contains(kStatesField);
+}
+
+std::string host_tier_fields(std::int64_t kv_tokens, std::int64_t states) {
+  return fmt::format("{}={},{}={}", kKvField, kv_tokens, kStatesField, states);
 }
 
 }  // namespace lockstep

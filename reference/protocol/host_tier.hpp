@@ -2,10 +2,19 @@
 // may honour: `host_kv`, its KV tokens, and `host_states`, its states.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "reference/protocol/config.hpp"
 
 namespace lockstep {
 
 bool has_host_tier(const Config& config);
+
+/// Whether one of these fields is about a host tier.
+bool takes_host_tier(const ConfigFields& fields);
+
+/// The fields that make a host tier of this size: `host_kv=…,host_states=…`.
+std::string host_tier_fields(std::int64_t kv_tokens, std::int64_t states);
 
 }  // namespace lockstep

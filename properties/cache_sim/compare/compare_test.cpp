@@ -403,6 +403,48 @@ TEST(Compare, hitsAndCopiesAreToldByTier) {
   EXPECT_LT(without.policies[0].measures.hit_tokens, row.measures.hit_tokens);
 }
 
+// The bytes of a host tier are cut by host_share, and a row is what the fields of that cut give.
+TEST(Compare, hostTiersAreCutByTheirShare) {
+  constexpr std::int64_t kGib = std::int64_t{1} << 30;
+  CompareRequest request{
+      .workload = "sessions:requests=150",
+      .policies = {"kv-bound", "radix", "sglang-no-buffer", "sglang-no-buffer@host_share=900",
+                   "sglang-no-buffer@host_kv=0"},
+      .capacities = {2 * kGib},
+      .hosts = {4 * kGib, 8 * kGib}};
+  const Result<Comparison> comparison = compare(request);
+  ASSERT_TRUE(comparison.has_value()) << comparison.error().text;
+  EXPECT_TRUE(comparison->by_host);
+  std::vector<std::optional<std::int64_t>> hosts;
+  for (const ComparedPolicy& row : comparison->policies) hosts.push_back(row.host_bytes);
+  const std::optional<std::int64_t> none;
+  EXPECT_EQ(hosts, (std::vector<std::optional<std::int64_t>>{none, none, 4 * kGib, 8 * kGib,
+                                                             4 * kGib, 8 * kGib, none}));
+  const ComparedPolicy& row = comparison->policies[4];
+  const std::int64_t bytes = row.host->kv_tokens * comparison->model.token_bytes +
+                             row.host->state_slots * comparison->model.state_bytes;
+  EXPECT_LE(bytes, 4 * kGib);
+  EXPECT_GT(bytes, 4 * kGib - comparison->model.token_bytes);
+  EXPECT_EQ(row.host->state_slots, 4 * kGib / 1000 * 900 / comparison->model.state_bytes);
+  request.policies = {fmt::format("sglang-no-buffer@host_kv={}@host_states={}", row.host->kv_tokens,
+                                  row.host->state_slots)};
+  const Result<Comparison> by_fields = compare(request);
+  ASSERT_TRUE(by_fields.has_value()) << by_fields.error().text;
+  ASSERT_EQ(by_fields->policies.size(), 1u);
+  EXPECT_EQ(by_fields->policies[0].measures.hit_tokens, row.measures.hit_tokens);
+
+  request.capacities.push_back(4 * kGib);
+  EXPECT_EQ(compare(request).error().text, "--host: several sizes go with one --capacity");
+  request.capacities.pop_back();
+  request.policies = {"sglang-no-buffer"};
+  request.hosts = {1000};
+  EXPECT_EQ(compare(request).error().text,
+            "policy sglang-no-buffer: --host: 1000 bytes have no room for one state of model "
+            "qwen3-next");
+  request.policies = {"sglang-no-buffer@host_share=1000"};
+  EXPECT_NE(compare(request).error().text.find("host_share"), std::string::npos);
+}
+
 // A cache that saves prefill work answers sooner.
 TEST(Compare, moreHitsMakeTheFirstTokenComeSooner) {
   const Comparison comparison =

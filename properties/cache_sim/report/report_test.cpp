@@ -990,6 +990,28 @@ TEST(Report, theCommandOfAComparisonHasEverythingThatWasAsked) {
             "--config page=16 --model nemotron-h --limit 10");
 }
 
+// Host tiers that are compared are the axis and the columns; a policy without one is a line.
+TEST(Report, hostTiersAreTheAxisOfTheirComparison) {
+  constexpr std::int64_t kGib = std::int64_t{1} << 30;
+  const CompareRequest request{
+      .workload = "sessions:requests=60,seats=4",
+      .policies = {"radix", "sglang-no-buffer@host_share=200", "sglang-no-buffer@host_share=800"},
+      .capacities = {kGib},
+      .hosts = {kGib, 4 * kGib}};
+  const Result<Json> shown = comparison_of({.title = "Hosts", .about = "", .request = request});
+  ASSERT_TRUE(shown.has_value()) << shown.error().text;
+  EXPECT_NE((*shown)["command"].get<std::string>().find("--capacity 1GiB --host 1GiB --host 4GiB"),
+            std::string::npos);
+  EXPECT_NE((*shown)["conclusions"][0].get<std::string>().find("With 1 GiB on the host "),
+            std::string::npos);
+  const std::string page = comparisons_page({{"comparisons", Json::array({*shown})}});
+  EXPECT_NE(page.find("against the bytes of the host tier"), std::string::npos);
+  EXPECT_NE(page.find("hit ratio with a host tier of"), std::string::npos);
+  EXPECT_NE(page.find("no host tier"), std::string::npos);
+  EXPECT_NE(page.find(" of host"), std::string::npos);
+  EXPECT_EQ(page.find("unlimited"), std::string::npos);
+}
+
 // A comparison's rows are those of the command that stands above it, and what is concluded from
 // them follows them.
 TEST(Report, comparisonsAreThoseOfTheirCommand) {
@@ -1014,24 +1036,28 @@ TEST(Report, comparisonsAreThoseOfTheirCommand) {
 // The project's own report compares what a file names; a mistake in it is an error with its place.
 TEST(Report, comparisonsAreReadFromAFile) {
   const testing_support::ScratchFolder folder;
-  const auto read = [&](const std::string& capacities) {
+  const auto read = [&](const std::string& capacities, const std::string& hosts) {
     folder.write("report.json", R"({"workload": "w", "policies": "a,b", "comparisons": [
       {"title": "T", "about": "A.", "workload": "x", "policies": "radix,lru", "capacities": ")" +
-                                    capacities + R"("}]})");
+                                    capacities + R"(", "hosts": ")" + hosts + R"("}]})");
     ReportOptions options;
     const Result<void> done = read_contents(folder.path("report.json"), options);
     return std::pair(done ? "" : done.error().text, options);
   };
-  const auto [none, options] = read("1GiB,inf");
+  const auto [none, options] = read("1GiB,inf", "2GiB");
   EXPECT_EQ(none, "");
   EXPECT_EQ(options.workload, "w");
   EXPECT_EQ(options.policies, (std::vector<std::string>{"a", "b"}));
   ASSERT_EQ(options.comparisons.size(), 1u);
   EXPECT_EQ(options.comparisons[0].request.policies, (std::vector<std::string>{"radix", "lru"}));
   EXPECT_EQ(options.comparisons[0].request.capacities[0], std::int64_t{1} << 30);
-  const std::string error = read("1GB").first;
+  EXPECT_EQ(options.comparisons[0].request.hosts, std::vector{std::int64_t{2} << 30});
+  const std::string error = read("1GB", "2GiB").first;
   EXPECT_NE(error.find("report.json:1: field comparisons[0].capacities"), std::string::npos)
       << error;
+  const std::string of_hosts = read("1GiB", "inf").first;
+  EXPECT_NE(of_hosts.find("report.json:1: field comparisons[0].hosts"), std::string::npos)
+      << of_hosts;
   ReportOptions real;
   const auto own = read_contents(LOCKSTEP_SOURCE_DIR "/fixtures/report.json", real);
   EXPECT_TRUE(own.has_value()) << own.error().text;
@@ -1273,7 +1299,7 @@ TEST(Report, ownFixturesEndAsTheyPromise) {
   const Json document = Json::parse(content(folder.out() + "/report.json"));
   EXPECT_EQ(document["summary"]["not_as_expected"], 0);
   EXPECT_EQ(document["workloads"][0]["runs"].size(), 4u);
-  EXPECT_EQ(document["comparisons"].size(), 5u);
+  EXPECT_EQ(document["comparisons"].size(), 6u);
   for (const auto& page : fs::recursive_directory_iterator(folder.out()))
     if (page.path().extension() == ".html") {
       EXPECT_EQ(complaints(content(page.path()), document), std::vector<std::string>{})
