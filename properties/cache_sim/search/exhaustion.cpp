@@ -10,6 +10,7 @@
 #include "cache_sim/replay/replay.hpp"
 #include "cache_sim/search/operation_player.hpp"
 #include "cache_sim/trace/trace_writer.hpp"
+#include "properties/support/search.hpp"
 #include "reference/base/require.hpp"
 
 namespace lockstep::testing_support {
@@ -52,6 +53,35 @@ std::vector<Step> small_alphabet() {
   return all;
 }
 
+/// Everything that two requests and a host tier can do with a prefix, which both continue.
+std::vector<Step> tier_alphabet() {
+  std::vector<Step> all;
+  for (const char* const line :
+       {"admit id=r tokens=a4", "admit id=q tokens=a2+b1", "checkpoint id=r", "finish id=r",
+        "finish id=q", "abort id=r", "evict kv=1", "evict kv=0 state=1", "evict tier=host kv=1",
+        "evict tier=host kv=0 state=1", "land tier=host", "land tier=device", "settle"})
+    all.push_back(step_of(line));
+  for (const char* const id : {"r", "q"}) all.push_back(extend_by_all(id, ""));
+  return all;
+}
+
+/// The prefix is being copied to the host, or there on both tiers, or on the host alone, or its end
+/// is, or a load of it is under way.
+std::vector<std::vector<Step>> tier_histories() {
+  std::vector<Step> stored{step_of("admit id=z tokens=a2"), extend_by_all("z", ""),
+                           step_of("finish id=z")};
+  const auto then = [](std::vector<Step> steps, std::initializer_list<const char*> lines) {
+    for (const char* const line : lines) steps.push_back(step_of(line));
+    return steps;
+  };
+  const std::vector<Step> twice = then(stored, {"land tier=host", "settle"});
+  const std::vector<Step> away = then(twice, {"evict kv=2"});
+  std::vector<Step> longer = then(twice, {"admit id=y tokens=a3"});
+  longer.push_back(extend_by_all("y", ""));
+  longer = then(longer, {"finish id=y", "land tier=host", "settle", "evict kv=1"});
+  return {stored, twice, away, longer, then(away, {"admit id=y tokens=a2+c1"})};
+}
+
 std::unique_ptr<ReplaySession> started(const RunOptions& options) {
   Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   require(run.has_value(), run ? "" : run.error().text);
@@ -73,8 +103,12 @@ class ShortTraces {
     if (options_.config.text("groups").empty()) return;
     for (const char* const line : {"step", "extend id=q n=1"}) alphabet_.push_back(step_of(line));
   }
+  ShortTraces(RunOptions options, int most, std::vector<Step> alphabet)
+      : options_(std::move(options)), most_(most), alphabet_(std::move(alphabet)) {}
 
-  Exhausted all() {
+  /// The traces that begin with this history, which does not count as a part of `most`.
+  Exhausted all(const std::vector<Step>& history = {}) {
+    history_ = &history;
     extend({});
     return exhausted_;
   }
@@ -94,6 +128,7 @@ class ShortTraces {
   bool is_legal(const std::vector<const Step*>& trace) {
     const std::unique_ptr<ReplaySession> run = started(options_);
     OperationPlayer player(*run);
+    for (const Step& step : *history_) player.play(step);
     const Reply* last = nullptr;
     for (const Step* const step : trace) last = player.play(*step);
     const bool legal = last != nullptr;
@@ -109,6 +144,7 @@ class ShortTraces {
   RunOptions options_;
   int most_;
   std::vector<Step> alphabet_ = small_alphabet();
+  const std::vector<Step>* history_ = nullptr;
   Exhausted exhausted_;
 };
 
@@ -191,6 +227,29 @@ Exhausted all_short_traces(const std::string& policy, int most) {
   if (policy.starts_with("marconi"))
     for (const char* const bytes : {"token_bytes", "state_bytes"}) config.put(bytes, 1);
   return ShortTraces(std::move(options), most).all();
+}
+
+Exhausted all_copies(const std::string& write_policy, const std::string& defect, int most) {
+  RunOptions options = defect.empty() ? RunOptions{} : run_with_defect(defect);
+  if (defect.empty()) options.subjects = {"sglang-no-buffer", "oracle:sglang-no-buffer"};
+  options.skip_illegal = true;
+  Config& config = options.config;
+  config.kv_tokens = 5;
+  config.state_slots = 3;
+  config.model_chunk = 1;
+  config.max_running = 2;
+  config.put("host_kv", 5);
+  config.put("host_states", 1);
+  config.put("write_policy", write_policy);
+  Exhausted all;
+  for (const std::vector<Step>& history : tier_histories()) {
+    const Exhausted some = ShortTraces(options, most, tier_alphabet()).all(history);
+    all.traces += some.traces;
+    all.refusals += some.refusals;
+    all.finding = some.finding;
+    if (!all.finding.empty()) return all;
+  }
+  return all;
 }
 
 namespace {

@@ -17,6 +17,12 @@ struct Exhausted {
 /// the policy beside its oracle. Traces that begin with an illegal operation are not gone through.
 Exhausted all_short_traces(const std::string& policy, int most);
 
+/// Every order of up to `most` operations of two requests and of the copies between device and
+/// host, after each of five histories of one prefix, on `sglang-no-buffer` beside its oracle: one
+/// state on the host, and one slot of the device too few for both requests and the prefix.
+/// `defect`: planted into the policy; empty: none.
+Exhausted all_copies(const std::string& write_policy, const std::string& defect, int most);
+
 /// Which memory is empty.
 enum class Short { of_kv, of_states, of_both };
 

@@ -24,6 +24,17 @@ INSTANTIATE_TEST_SUITE_P(Each, LongerTraces,
                          testing::ValuesIn(testing_support::policies_with_oracle()),
                          [](const auto& info) { return testing_support::test_name(info.param); });
 
+class EveryOrderOfCopies : public testing::TestWithParam<const char*> {};
+
+TEST_P(EveryOrderOfCopies, ofFiveOperationsShowsNothing) {
+  const Exhausted all = testing_support::all_copies(GetParam(), "", 5);
+  EXPECT_EQ(all.finding, "");
+  EXPECT_GT(all.traces, 100'000);
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, EveryOrderOfCopies,
+                         testing::Values("write_through", "write_through_selective", "write_back"));
+
 TEST(Allocations, everyOneFailsInTurnWithoutHarm) {
   using testing_support::Short;
   for (const char* const folder : {"/fixtures/traces", "/fixtures/regressions"})

@@ -30,6 +30,25 @@ INSTANTIATE_TEST_SUITE_P(Each, ShortTraces,
                          testing::ValuesIn(testing_support::policies_with_oracle()),
                          [](const auto& info) { return testing_support::test_name(info.param); });
 
+// Requests and copies in every order: a mistake shows in few operations, but in one order alone.
+TEST(Copies, inEachOrderShowNothing) {
+  for (const char* const policy : {"write_through", "write_through_selective", "write_back"}) {
+    const Exhausted all = testing_support::all_copies(policy, "", 3);
+    EXPECT_EQ(all.finding, "") << policy;
+    EXPECT_GT(all.traces, 3000) << policy;
+    EXPECT_GT(all.refusals, 0) << policy;
+  }
+}
+
+TEST(Copies, inSomeOrderShowALoadThatNobodyWaitsFor) {
+  for (const char* const defect : {"runs-before-load", "refused-load-forgets-state"})
+    EXPECT_NE(
+        testing_support::all_copies("write_back", std::string("sglang-no-buffer:") + defect, 4)
+            .finding,
+        "")
+        << defect;
+}
+
 // A refusal leaves everything as it was, but for what eviction freed on the way; everybody can end,
 // and then nothing is lost. exhaustion_full_test.cpp leaves no operation out.
 TEST(Allocations, failInTurnWithoutHarm) {
