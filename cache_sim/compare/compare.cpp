@@ -571,10 +571,14 @@ Result<std::vector<std::int64_t>> parse_hosts(std::string_view list) {
   return hosts;
 }
 
+std::string gib_text(std::int64_t bytes) {
+  return fmt::format("{:.1f}", static_cast<double>(bytes) / (std::int64_t{1} << 30));
+}
+
 std::string capacity_text(const std::optional<std::int64_t>& capacity) {
   if (!capacity) return "inf";
   if (*capacity % (std::int64_t{1} << 30) == 0) return fmt::format("{} GiB", *capacity >> 30);
-  return fmt::format("{:.1f} GiB", static_cast<double>(*capacity) / (std::int64_t{1} << 30));
+  return gib_text(*capacity) + " GiB";
 }
 
 }  // namespace lockstep::cache_sim

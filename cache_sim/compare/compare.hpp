@@ -113,6 +113,8 @@ std::vector<std::string> parse_policies(std::string_view list);
 Result<std::vector<std::optional<std::int64_t>>> parse_capacities(std::string_view list);
 /// The same of host tiers, which are finite.
 Result<std::vector<std::int64_t>> parse_hosts(std::string_view list);
+/// Bytes as a number of GiB with one decimal.
+std::string gib_text(std::int64_t bytes);
 std::string capacity_text(const std::optional<std::int64_t>& capacity);
 
 }  // namespace lockstep::cache_sim

@@ -40,9 +40,6 @@ std::string milliseconds(const std::optional<cache_sim::TimeSummary>& times) {
 /// Of the policies that have a host tier, what comes from it and what is copied.
 void print_hosts(const Comparison& comparison) {
   constexpr std::string_view kRow = "{:<25} {:>10} {:>11} {:>11} {:>9} {:>9} {:>11} {:>11}\n";
-  const auto gib = [](std::int64_t bytes) {
-    return fmt::format("{:.1f}", static_cast<double>(bytes) / (std::int64_t{1} << 30));
-  };
   bool is_first = true;
   for (const ComparedPolicy& row : comparison.policies) {
     if (!row.host) continue;
@@ -57,7 +54,8 @@ void print_hosts(const Comparison& comparison) {
          row.host->state_slots,
          fmt::format("{:.6f}", share(m.hit_tokens - row.host->hit_tokens, m.input_tokens)),
          fmt::format("{:.6f}", share(row.host->hit_tokens, m.input_tokens)),
-         gib(row.host->bytes_to_host), gib(row.host->bytes_to_device));
+         cache_sim::gib_text(row.host->bytes_to_host),
+         cache_sim::gib_text(row.host->bytes_to_device));
   }
 }
 

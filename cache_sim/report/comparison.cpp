@@ -182,15 +182,12 @@ std::string host_sentence(const Comparison& comparison, const std::string& polic
   const auto rows = curve_of(comparison, policy);
   const ComparedPolicy& row = *rows[rows.size() / 2];
   if (!row.host) return "";
-  const auto gib = [](std::int64_t bytes) {
-    return static_cast<double>(bytes) / static_cast<double>(kGib);
-  };
   return fmt::format(
-      "Of what {} hits with {}, {} comes from the host: {:.1f} GiB went there, and {:.1f} GiB came "
+      "Of what {} hits with {}, {} comes from the host: {} GiB went there, and {} GiB came "
       "back.",
       policy, memory_text(comparison, row),
       percent_text(rounded_ratio(row.host->hit_tokens, row.measures.hit_tokens)),
-      gib(row.host->bytes_to_host), gib(row.host->bytes_to_device));
+      gib_text(row.host->bytes_to_host), gib_text(row.host->bytes_to_device));
 }
 
 /// A sentence on the ranks of a policy.
