@@ -407,7 +407,6 @@ def gdn_net(case, loaded):
     found = []
     heads = case.sets[0].z.shape[1] * 128
     keys = (case.sets[0].x.shape[1] - heads) // 2
-    split = (keys // 128, keys // 128, heads // 128)
     ours, conv, rule = (loaded.operator(name) for name in
                         ("gated_delta_net_decode", "causal_conv1d_update", "gated_delta_rule_update"))
     if ours is not None:
@@ -416,10 +415,8 @@ def gdn_net(case, loaded):
                         state_indices=s.slots, parts=parts)
 
         found.append(Contestant(OURS, net, slot_view))
-        most_values = 256 if case.sets[0].state.dtype == torch.bfloat16 else 128  # of a block
         for parts in (1, 2, 4, 8):
-            if split[2] // split[0] * 128 // parts <= most_values:
-                found.append(Contestant(f"{OURS}, {parts} parts", lambda s, n=parts: net(s, n), slot_view))
+            found.append(Contestant(f"{OURS}, {parts} parts", lambda s, n=parts: net(s, n), slot_view))
     if "vllm" not in loaded.modules:
         return found
     vllm, scale = loaded.modules["vllm"], 128**-0.5

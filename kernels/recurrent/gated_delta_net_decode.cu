@@ -2,16 +2,19 @@
 // reference/recurrent/gated_delta_net_decode.hpp.
 //
 //   grid   (parts, H, N) in clusters of (parts, 1, 1); N: rows of the batch
-//   block  (32, tiles, HV / H) threads; it has V / parts values of each value head of its key head,
-//          and a warp has kRows x Layout::kRowsPerWarp of them: rows of a state, in registers
+//   block  (32, warps of a head, HV / H) threads; it has V / parts values of each value head of its
+//          key head: rows of a state, which pass through the warps' registers tile by tile,
+//          kRows x Layout::kRowsPerWarp at a time. A warp asks for kStages tiles ahead, by bulk
+//          copies into shared memory of its own
 //
-// The blocks of a cluster have one row of the batch and one key head. Each computes
-//   1. the convolution of the key head's q and k (all blocks the same) and of the block's own v,
-//      rounded to bfloat16 in shared memory, as a launch of its own would store it;
-//   2. the delta rule of its values: GatedDelta of gated_delta_rule_update.cu, whose inputs come
-//      from shared memory here;
-//   3. the gated norm. It needs all 128 outputs of a head, so each block writes its own, rounded to
-//      bfloat16, into the shared memory of every block of the cluster.
+// The blocks of a cluster have one row of the batch and one key head. Each
+//   1. asks for its first tiles of states;
+//   2. convolves the key head's q and k (all blocks the same) and its own v, rounded to bfloat16 in
+//      shared memory, as a launch of its own would store them;
+//   3. runs the delta rule over its values: GatedDelta of gated_delta_rule_update.cu, whose inputs
+//      come from shared memory here;
+//   4. norms and gates. A head's norm needs all its 128 outputs, so each block writes its own,
+//      rounded to bfloat16, into the shared memory of every block of the cluster.
 //
 // Nobody overwrites a window that another block still reads. The channels of v are read and written
 // by one thread. Those of q and k are read by all blocks of one cluster and by no other cluster.
@@ -20,9 +23,11 @@
 // wait of that barrier (an acquire). The shifted columns come from the block's own shared memory.
 // The same wait shows that every block of the cluster has begun, so that its shared memory can be
 // written; the second barrier orders these writes before the norm reads them. A block leaves after
-// the second wait, when nobody writes into it any more.
+// the second wait, when nobody writes into it any more. A cluster of one block needs none of this:
+// __syncthreads() stands between its reads and its writes. States are read and written by one warp.
 #include "kernels/recurrent/gated_delta_net_decode.hpp"
 
+#include "kernels/base/hopper.cuh"
 #include "kernels/base/plain.cuh"
 #include "kernels/recurrent/shapes.hpp"
 
@@ -48,7 +53,12 @@ constexpr int kColumns = kTaps - 1;  ///< of a window
 constexpr int kVec = 4;              ///< neighbouring channels that a thread convolves together
 constexpr int kKeyPieces = 2 * kExtent / kVec;  ///< of kVec channels, in a key head's q and k
 constexpr int kHeadsMax = 8;                    ///< value heads of a key head
-constexpr int kWarpsMax = 16;
+constexpr int kWarps = 4;                       ///< of a block with up to 4 value heads
+constexpr int kStages = 3;                      ///< tiles of states that a warp asks for ahead
+constexpr int kThreadsMax = 32 * kHeadsMax;
+constexpr int kBlocksOfProcessor = 2;  ///< of kThreadsMax threads, which bounds the registers
+constexpr int kRows = 2;               ///< of a tile, in one lane
+constexpr int kFewRows = 4;  ///< up to so many rows it pays to ask L2 for all that a row reads
 
 using Channels = Pack<Bf16, kVec>;
 
@@ -64,39 +74,56 @@ struct NetParameters {
   HeadVectors<const Bf16> z;
   float eps;
   int key_channels;   ///< of all heads' k: v begins at twice as many
-  bool dense;         ///< a state's rows lie one after another
   bool wide_inputs;   ///< x and windows have kVec neighbouring channels at multiples of 8 bytes
   bool wide_weights;  ///< weights are bfloat16 [D, 4] without gaps, at multiples of 16 bytes
 };
 
-/// What the warps of a block hand each other.
-struct NetShared {
-  alignas(16) Bf16 keys[2][kExtent];                ///< q and k behind the convolution
-  alignas(16) Bf16 values[kHeadsMax][kExtent];      ///< the block's v; V / parts of each head
-  alignas(16) Bf16 windows[kColumns][2 * kExtent];  ///< new windows of q and k
-  alignas(16) Bf16 out[kHeadsMax][kExtent];         ///< outputs of the rule, of all blocks
+/// Shared memory of a block, in this order and each at a multiple of 16 bytes: each warp's stages
+/// of states; the convolved q and k, [2, K]; the new windows of q and k, [3, 2 K]; outputs of the
+/// rule, [heads, V], of all blocks of the cluster; the block's convolved v, [heads, values]; the
+/// warps' barriers.
+struct NetMemory {
+  char* stages;
+  Bf16 *keys, *windows, *out, *values;
+  std::uint64_t* barriers;
+
+  __device__ NetMemory(char* memory, int warps, int tile_bytes, int heads, int values_of_head)
+      : stages(memory),
+        keys(reinterpret_cast<Bf16*>(memory + warps * kStages * tile_bytes)),
+        windows(keys + 2 * kExtent),
+        out(windows + kColumns * 2 * kExtent),
+        values(out + heads * kExtent),
+        barriers(reinterpret_cast<std::uint64_t*>(values + heads * values_of_head)) {}
+  static int bytes(int warps, int tile_bytes, int heads, int values_of_head) {
+    const int elements = (2 + 2 * kColumns + heads) * kExtent + heads * values_of_head;
+    return warps * kStages * (tile_bytes + 8) + elements * static_cast<int>(sizeof(Bf16));
+  }
 };
 
 /// Arrives at the cluster's barrier: what the thread has read and written is ordered before what
-/// others do after their wait. Every thread of the cluster calls both.
+/// others do after their wait. Every thread of the cluster calls both. Lanes that diverged before
+/// meet first, since the instructions are for whole warps.
 __device__ inline void arrive_at_cluster() {
+  __syncwarp();
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
 __device__ inline void wait_for_cluster() {
+  __syncwarp();
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-/// Writes to the place of `target` in the shared memory of block `rank` of the cluster.
-__device__ inline void store_in_block(Bf16* target, int rank, Bf16 value) {
+/// Copies two values of this block's shared memory to the same place in block `rank` of the
+/// cluster.
+__device__ inline void copy_to_block(const Bf16* pair, int rank) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-      "st.shared::cluster.u16 [there], %2; }" ::"r"(
-          static_cast<unsigned>(__cvta_generic_to_shared(target))),
-      "r"(rank), "h"(__bfloat16_as_ushort(value))
+      "st.shared::cluster.u32 [there], %2; }" ::"r"(
+          static_cast<unsigned>(__cvta_generic_to_shared(pair))),
+      "r"(rank), "r"(*reinterpret_cast<const unsigned*>(pair))
       : "memory");
 #endif
 }
@@ -170,26 +197,34 @@ struct NetConvolution {
 };
 
 /// One block's work.
-template <class S, int kRows>
+template <class S>
 struct NetBlock {
   using Op = GatedDelta<Bf16>;
   using Layout = FastRows<S, kExtent>;
+  using Raw = typename Op::template Raw<Layout, kRows>;
   static constexpr int kRowsOfWarp = kRows * Layout::kRowsPerWarp;
-  static constexpr Cached kCached = Cached::streaming;
+  static constexpr int kTileBytes = kRowsOfWarp * kExtent * static_cast<int>(sizeof(S));
+  static constexpr int kOutputs = 4;  ///< of a lane, at most
 
   const NetParameters<S>& p;
-  NetShared& shared;
+  NetMemory shared;
   int n, key_head, part, parts;
-  int heads;           ///< value heads of the key head
-  int values;          ///< of each head in this block
-  int head, head_row;  ///< the warp's value head in the block, and its first value there
+  int heads;              ///< value heads of the key head
+  int values_log2;        ///< of the values of each head in this block
+  int head, warp, warps;  ///< the warp's value head, and its number among the head's warps
   int thread, threads;
 
+  __device__ int values() const { return 1 << values_log2; }
   __device__ int value_head(int i) const { return key_head * heads + i; }
-  __device__ int first_value() const { return part * values; }
-  __device__ LaneRows<Layout, kRows> lane_rows() const {
-    return {first_value() + head_row + Layout::row_in_warp(), kExtent, kExtent};
+  __device__ int first_value() const { return part << values_log2; }
+  /// The block's states of value head i of the key head.
+  __device__ S* states_of(int slot, int i) const {
+    return p.state.data + slot * p.state.slot_stride + value_head(i) * p.state.head_stride +
+           first_value() * kExtent;
   }
+  /// The first row of the warp's tile number i, among the block's rows of the head.
+  __device__ int row_of_tile(int i) const { return (i * warps + warp) * kRowsOfWarp; }
+  __device__ int pieces() const { return kKeyPieces + (heads << values_log2) / kVec; }
 
   /// Piece i of the block's channels: those of q and k, then those of v.
   __device__ int channel(int i) const {
@@ -198,22 +233,21 @@ struct NetBlock {
       return of_k * p.key_channels + key_head * kExtent + i % (kKeyPieces / 2) * kVec;
     }
     const int v = (i - kKeyPieces) * kVec;
-    return 2 * p.key_channels + value_head(v / values) * kExtent + first_value() + v % values;
+    return 2 * p.key_channels + value_head(v >> values_log2) * kExtent + first_value() +
+           (v & (values() - 1));
   }
 
   /// Asks L2 for what the row reads. It runs before wait_for_earlier_launch(), so the slot may
   /// still change: a wrong guess costs a useless prefetch.
   __device__ void prefetch() const {
+    if (p.rows.rows > kFewRows) return;
     const int slot = p.rows.likely_source(n);
     if (slot == kNowhere) return;
-    if (p.dense && threadIdx.x == 0 && threadIdx.y == 0)
-      prefetch_to_l2(p.state.data + slot * p.state.slot_stride +
-                         value_head(head) * p.state.head_stride +
-                         first_value() * p.state.row_stride,
-                     static_cast<unsigned>(values * kExtent * sizeof(S)));
-    if (p.rows.rows > kSmallBatch) return;
+    if (thread < heads)
+      prefetch_to_l2(states_of(slot, thread), static_cast<unsigned>(kExtent * sizeof(S))
+                                                  << values_log2);
     const NetConvolution<S> convolution{p, n};
-    for (int i = thread; i < kKeyPieces + heads * values / kVec; i += threads) {
+    for (int i = thread; i < pieces(); i += threads) {
       const int d = channel(i);
       prefetch_to_l2(p.x.data_handle() + n * p.x.stride(0) + d);
 #pragma unroll
@@ -221,22 +255,39 @@ struct NetBlock {
     }
   }
 
+  /// A stage of the warp and its barrier, whose phase ends when a tile has come.
+  __device__ char* stage(int i) const {
+    return shared.stages + ((head * warps + warp) * kStages + i) * kTileBytes;
+  }
+  __device__ std::uint32_t barrier(int i) const {
+    return address_of_shared(shared.barriers + (head * warps + warp) * kStages + i);
+  }
+  __device__ static std::uint32_t address_of_shared(const void* pointer) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+  }
+  /// Asks for the warp's tile number i, if there is one. One lane of the warp calls it.
+  __device__ void ask_for_tile(const S* states, int i, int at) const {
+    if (row_of_tile(i) >= values()) return;
+    hopper::barrier_expect(barrier(at), kTileBytes);
+    hopper::load_bytes(address_of_shared(stage(at)), states + row_of_tile(i) * kExtent, kTileBytes,
+                       barrier(at));
+  }
+
   /// Convolves the block's channels into shared memory, and writes the windows of v.
   __device__ void convolve(int slot) const {
     const NetConvolution<S> convolution{p, n};
-    for (int i = thread; i < kKeyPieces + heads * values / kVec; i += threads) {
+    for (int i = thread; i < pieces(); i += threads) {
       const int d = channel(i);
       Channels column[kColumns];
       const Channels y = convolution.run(slot, d, column);
       const int place = i * kVec;
       if (i < kKeyPieces) {
-        store_raw<Cached::yes>(&shared.keys[0][0] + place, y);
+        store_raw<Cached::yes>(shared.keys + place, y);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c)
-          store_raw<Cached::yes>(&shared.windows[c][place], column[c]);
+          store_raw<Cached::yes>(shared.windows + 2 * kExtent * c + place, column[c]);
       } else {
-        const int v = place - 2 * kExtent;
-        store_raw<Cached::yes>(&shared.values[v / values][v % values], y);
+        store_raw<Cached::yes>(shared.values + place - 2 * kExtent, y);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c)
           convolution.store(convolution.window(slot, d, c), column[c]);
@@ -247,126 +298,189 @@ struct NetBlock {
   /// Writes this block's share of the windows of q and k.
   __device__ void write_key_windows(int slot) const {
     const NetConvolution<S> convolution{p, n};
-    const int share = kKeyPieces / parts;
-    for (int i = thread; i < share * kColumns; i += threads) {
-      const int c = i / share, piece = part * share + i % share;
-      convolution.store(convolution.window(slot, channel(piece), c),
-                        load_raw<Cached::yes, kVec>(&shared.windows[c][piece * kVec]));
+    const int share = kKeyPieces / parts;  // a power of 2
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      for (int i = thread; i < share; i += threads) {
+        const int piece = part * share + i;
+        convolution.store(
+            convolution.window(slot, channel(piece), c),
+            load_raw<Cached::yes, kVec>(shared.windows + 2 * kExtent * c + piece * kVec));
+      }
+  }
+
+  /// Advances the warp's states tile by tile, stores them and writes outputs of the rule.
+  __device__ void run_rule(S* states, Raw& raw) const {
+    raw.k.fetch(shared.keys + kExtent, kExtent);
+    raw.q.fetch(shared.keys, kExtent);
+    raw.v = shared.values[0];  // each tile has its own
+    const LaneRows<Layout, kRows> lane_rows{0, kExtent, kExtent};
+    auto token =
+        Op::template prepare<false, Layout, kRows>(p.rule, n, value_head(head), lane_rows, raw);
+    const Bf16* const v = shared.values + (head << values_log2);
+    Bf16* const o = shared.out + head * kExtent + first_value();
+    const int mine = Layout::row_in_warp();
+    int at = 0, parity = 0;
+    for (int i = 0; row_of_tile(i) < values(); ++i) {
+      const S* const tile = reinterpret_cast<const S*>(stage(at));
+      const int first = row_of_tile(i) + mine;
+      const int own = first + Layout::template own<kRows>() * Layout::kRowsPerWarp;
+      token.v = to_float(v[own]);
+      hopper::barrier_wait(barrier(at), static_cast<std::uint32_t>(parity));
+      float s[kRows][Layout::kCount];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        Layout::template load<Cached::yes>(s[r], tile + (mine + r * Layout::kRowsPerWarp) * kExtent,
+                                           kExtent);
+      __syncwarp();  // every lane has its part of the tile
+      if (threadIdx.x == 0) ask_for_tile(states, i + kStages, at);
+      const float out = Op::step(token, s);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        Layout::template store<Cached::streaming>(
+            states + (first + r * Layout::kRowsPerWarp) * kExtent, s[r], kExtent);
+      if (Layout::template speaks_for_owners<kRows>()) o[own] = from_float<Bf16>(out);
+      if (++at == kStages) at = 0, parity ^= 1;
     }
   }
 
-  /// The gated norm of the warp's head at its values, with the order of additions of
-  /// gated_rms_norm: 128 threads, a channel each.
-  __device__ void write_normed(Bf16 gate, float weight) const {
-    const int lane = static_cast<int>(threadIdx.x);
-    const Bf16* const o = shared.out[head];
+  /// Gives the block's outputs to the other blocks of the cluster.
+  __device__ void hand_out() const {
+    for (int i = 2 * thread; i < heads << values_log2; i += 2 * threads) {
+      const Bf16* const pair =
+          shared.out + (i >> values_log2) * kExtent + first_value() + (i & (values() - 1));
+      for (int rank = 0; rank < parts; ++rank)
+        if (rank != part) copy_to_block(pair, rank);
+    }
+  }
+
+  /// The root of the mean square of the warp's head, with the order of additions of gated_rms_norm:
+  /// 128 threads, a channel each.
+  __device__ float root_mean_square() const {
+    const Bf16* const o = shared.out + head * kExtent + threadIdx.x;
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < kExtent / 32; ++i) {
-      const float value = to_float(o[32 * i + lane]);
-      const float part_of_sum = over_warp(value * value, Plus{});
-      squares = i == 0 ? part_of_sum : squares + part_of_sum;
+      const float value = to_float(o[32 * i]);
+      const float sum = over_warp(value * value, Plus{});
+      squares = i == 0 ? sum : squares + sum;
     }
-    const float root = sqrtf(squares / static_cast<float>(kExtent) + p.eps);
-    if (lane >= kRowsOfWarp) return;
-    const int row = first_value() + head_row + lane;
-    float value = to_float(o[row]) / root * weight;
-    value *= silu(to_float(gate));
-    p.rule.out.at(n, value_head(head))[row] = from_float<Bf16>(value);
+    return sqrtf(squares / static_cast<float>(kExtent) + p.eps);
+  }
+
+  /// Calls visit(i, value) for the lane's outputs: its number i, and the value among the V.
+  template <class Visit>
+  __device__ void each_output(Visit visit) const {
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) {
+      const int value = (i * warps + warp) * 32 + static_cast<int>(threadIdx.x);
+      if (value < values()) visit(i, first_value() + value);
+    }
   }
 
   __device__ void run() const {
-    const int lane = static_cast<int>(threadIdx.x), hv = value_head(head);
-    const int row = first_value() + head_row + lane % kRowsOfWarp;  // that the lane norms
-    const int slot = p.rows.source(n);
+    const int hv = value_head(head), slot = p.rows.source(n);
+    Bf16* const out = p.rule.out.at(n, hv);
     if (slot == kNowhere) {  // the same in all blocks of the cluster
-      if (lane < kRowsOfWarp) p.rule.out.at(n, hv)[row] = from_float<Bf16>(0.0f);
+      each_output([&](int, int value) { out[value] = from_float<Bf16>(0.0f); });
       return;
     }
-    typename Op::template Raw<Layout, kRows> raw;
+    S* const states = states_of(slot, head);
+    if (threadIdx.x == 0)
+      for (int i = 0; i < kStages; ++i) ask_for_tile(states, i, i);
+    Raw raw;
     raw.g = bits_at(p.rule.tokens.g, n, hv);
     raw.beta = bits_at(p.rule.tokens.beta, n, hv);
     raw.A_log = bits_at(p.rule.A_log, hv);
     raw.dt_bias = bits_at(p.rule.dt_bias, hv);
-    const Bf16 gate = p.z.at(n, hv)[row];
-    const float weight = at(p.norm_weight, row);
-    StateRows<Layout, kRows> state;
-    state.template load<kCached>(lane_rows(), p.state, slot, hv);
+    Bf16 gate[kOutputs];
+    float weight[kOutputs];
+    each_output([&](int i, int value) {
+      gate[i] = p.z.at(n, hv)[value];
+      weight[i] = at(p.norm_weight, value);
+    });
     convolve(slot);
-    arrive_at_cluster();
-    __syncthreads();  // q, k and v are in shared memory
+    if (parts > 1) arrive_at_cluster();
+    __syncthreads();  // q, k, v and the barriers are there for all
+    if (parts == 1) write_key_windows(slot);
+    run_rule(states, raw);
+    __syncthreads();  // the block's outputs are in shared memory
+    if (parts > 1) {
+      wait_for_cluster();
+      hand_out();
+      arrive_at_cluster();
+      write_key_windows(slot);
+      wait_for_cluster();
+    }
+    const float root = root_mean_square();
+    each_output([&](int i, int value) {
+      float normed = to_float(shared.out[head * kExtent + value]) / root * weight[i];
+      normed *= silu(to_float(gate[i]));
+      out[value] = from_float<Bf16>(normed);
+    });
+  }
 
-    raw.k.fetch(shared.keys[1], kExtent);
-    raw.q.fetch(shared.keys[0], kExtent);
-    const int own =
-        head_row + Layout::row_in_warp() + Layout::template own<kRows>() * Layout::kRowsPerWarp;
-    raw.v = shared.values[head][own];
-    const auto token = Op::template prepare<false, Layout, kRows>(p.rule, n, hv, lane_rows(), raw);
-    const Bf16 o = from_float<Bf16>(Op::step(token, state.s));
-    wait_for_cluster();
-    // The lanes that own the same row divide the blocks that get its output.
-    constexpr int kOwners = Layout::kLanes / kRows;
-    for (int rank = Layout::part() % kOwners; rank < parts; rank += kOwners)
-      store_in_block(&shared.out[head][first_value() + own], rank, o);
-    arrive_at_cluster();
-    write_key_windows(slot);
-    state.template store<kCached>(lane_rows(), p.state, slot, hv);
-    wait_for_cluster();
-    write_normed(gate, weight);
+  /// Makes the warp's barriers. The lane that asks for tiles calls it.
+  __device__ void make_barriers() const {
+    for (int i = 0; i < kStages; ++i) hopper::barrier_init(barrier(i), 1);
+    hopper::publish_barriers();
   }
 };
 
-template <class S, int kRows>
-__global__ void __launch_bounds__(32 * kWarpsMax, 1)
+template <class S>
+__global__ void __launch_bounds__(kThreadsMax, kBlocksOfProcessor)
     net_kernel(const __grid_constant__ NetParameters<S> p) {
-  using Block = NetBlock<S, kRows>;
-  __shared__ NetShared shared;
-  const auto parts = static_cast<int>(gridDim.x);
-  const Block block{.p = p,
-                    .shared = shared,
-                    .n = static_cast<int>(blockIdx.z),
-                    .key_head = static_cast<int>(blockIdx.y),
-                    .part = static_cast<int>(blockIdx.x),
-                    .parts = parts,
-                    .heads = static_cast<int>(blockDim.z),
-                    .values = static_cast<int>(blockDim.y) * Block::kRowsOfWarp,
-                    .head = static_cast<int>(threadIdx.z),
-                    .head_row = static_cast<int>(threadIdx.y) * Block::kRowsOfWarp,
-                    .thread = static_cast<int>(
-                        (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x),
-                    .threads = static_cast<int>(blockDim.x * blockDim.y * blockDim.z)};
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(16) char memory[];
+  using Block = NetBlock<S>;
+  const auto parts = static_cast<int>(gridDim.x), heads = static_cast<int>(blockDim.z);
+  const auto warps = static_cast<int>(blockDim.y);
+  const int values_log2 = 31 - __clz(kExtent / parts);
+  const Block block{
+      .p = p,
+      .shared = NetMemory(memory, warps * heads, Block::kTileBytes, heads, 1 << values_log2),
+      .n = static_cast<int>(blockIdx.z),
+      .key_head = static_cast<int>(blockIdx.y),
+      .part = static_cast<int>(blockIdx.x),
+      .parts = parts,
+      .heads = heads,
+      .values_log2 = values_log2,
+      .head = static_cast<int>(threadIdx.z),
+      .warp = static_cast<int>(threadIdx.y),
+      .warps = warps,
+      .thread = static_cast<int>((threadIdx.z * blockDim.y + threadIdx.y) * 32 + threadIdx.x),
+      .threads = 32 * warps * heads};
+  if (threadIdx.x == 0) block.make_barriers();
   block.prefetch();
   wait_for_earlier_launch();
   let_the_next_launch_start();
   block.run();
+#endif
 }
 
 // --- The host's side ---------------------------------------------------------------------------
 
-/// Rows of a state that a lane holds a part of: those of recurrence_launch.cuh for large batches.
-template <class S>
-constexpr int kRowsOfLane = sizeof(S) <= 2 ? 4 : 2;
-
-template <class S>
-int warps_of(int parts, int heads) {
-  return kExtent / parts / (kRowsOfLane<S> * FastRows<S, kExtent>::kRowsPerWarp) * heads;
+/// The blocks of a key head, as measured on an H200 with two value heads: few key heads want many
+/// blocks for the multiprocessors, many want few copies of the work on q and k.
+int chosen_parts(std::int64_t key_heads_of_all_rows) {
+  if (key_heads_of_all_rows <= 8) return 8;
+  if (key_heads_of_all_rows <= 32) return 4;
+  return key_heads_of_all_rows <= 128 ? 2 : 1;
 }
 
-/// The blocks of a key head: few rows want as many blocks as there are multiprocessors, many rows
-/// want few copies of the work on q and k.
-template <class S>
-int chosen_parts(std::int64_t rows, std::int64_t key_heads, int heads) {
-  int parts = 8;
-  while (parts > 4 && rows * key_heads * parts >= 512) parts /= 2;
-  while (warps_of<S>(parts, heads) > kWarpsMax) parts *= 2;
-  return parts;
+const char* name_of_parts(int parts) {
+  return parts == 1 ? "whole" : parts == 2 ? "halves" : parts == 4 ? "quarters" : "eighths";
 }
 
 template <class S>
 void launch_net(const NetParameters<S>& p, int parts, int key_heads, int heads,
                 cudaStream_t stream) {
-  constexpr int kRows = kRowsOfLane<S>;
-  const int warps = warps_of<S>(parts, heads);
+  constexpr auto* kKernel = net_kernel<S>;
+  const int warps = std::max(1, kWarps / heads);  // of a head
+  const int bytes =
+      NetMemory::bytes(warps * heads, NetBlock<S>::kTileBytes, heads, kExtent / parts);
+  check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             kName);
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
@@ -375,12 +489,13 @@ void launch_net(const NetParameters<S>& p, int parts, int key_heads, int heads,
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(key_heads),
                         static_cast<unsigned>(p.rows.rows));
-  config.blockDim = dim3(32, static_cast<unsigned>(warps / heads), static_cast<unsigned>(heads));
+  config.blockDim = dim3(32, static_cast<unsigned>(warps), static_cast<unsigned>(heads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 2;
-  last_launch = {"net", kRows, warps};
-  check_cuda(cudaLaunchKernelEx(&config, net_kernel<S, kRows>, p), kName);
+  last_launch = {name_of_parts(parts), kRows, warps * heads};
+  check_cuda(cudaLaunchKernelEx(&config, kKernel, p), kName);
 }
 
 void expect_clusters(const Checks& checks) {
@@ -418,21 +533,19 @@ void gated_delta_net_decode(const GatedDeltaNetDecode<S>& in, cudaStream_t strea
   checks.shape(in.norm_weight, "norm_weight", "[V]", {kExtent});
   checks.shape(in.out, "out", "[B, HV, V]", {B, HV, kExtent});
   checks.contiguous_rows(in.out, "out");
-  checks.expect(rows_aligned(in.state, 16), "state", "of contiguous rows at multiples of 16 bytes",
-                "other strides");
+  checks.expect(rows_aligned(in.state, 16) && in.state.stride(2) == kExtent, "state",
+                "of heads that lie without gaps at multiples of 16 bytes", "other strides");
   checks.expect(!in.slots.table && !in.slots.out_indices && !in.slots.num_accepted, "state_indices",
                 "[B], without other slots to write to", "more");
   const auto heads = static_cast<int>(HV / H);
   const bool known = in.parts == 1 || in.parts == 2 || in.parts == 4 || in.parts == 8;
-  checks.expect(in.parts == 0 || (known && warps_of<S>(in.parts, heads) <= kWarpsMax), "parts",
-                "0, or 1, 2, 4 or 8 with at most 16 warps in a block", std::to_string(in.parts));
+  checks.expect(in.parts == 0 || known, "parts", "0, 1, 2, 4 or 8", std::to_string(in.parts));
   NetParameters<S> p{};
   p.rows = row_slots(checks, in.slots, {}, B, slots);
   check_row_count(checks, p.rows);
   if (B == 0) return;
   expect_clusters(checks);
   p.state = StatePool<S>(in.state);
-  p.dense = in.state.stride(2) == kExtent;
   p.rule.tokens.g = in.a;
   p.rule.tokens.beta = in.b;
   p.rule.out = HeadVectors<Bf16>(in.out);
@@ -455,7 +568,7 @@ void gated_delta_net_decode(const GatedDeltaNetDecode<S>& in, cudaStream_t strea
   p.wide_weights = in.conv_weight.format == Format::bf16 && in.conv_weight.strides[1] == 1 &&
                    in.conv_weight.strides[0] == kTaps &&
                    reinterpret_cast<std::uintptr_t>(in.conv_weight.data) % 16 == 0;
-  const int parts = in.parts > 0 ? in.parts : chosen_parts<S>(B, H, heads);
+  const int parts = in.parts > 0 ? in.parts : chosen_parts(B * H);
   launch_net(p, parts, static_cast<int>(H), heads, stream);
 }
 

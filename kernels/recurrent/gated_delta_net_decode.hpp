@@ -31,7 +31,7 @@ struct GatedDeltaNetDecode {
   TensorView<const Bf16, 3> z;     // [B, HV, V]
   MixedView<2> a, b;               // [B, HV]
   TensorView<Bf16, 3> conv_state;  // [slots, D, 3]
-  TensorView<S, 4> state;          // [slots, HV, V, K], rows contiguous
+  TensorView<S, 4> state;          // [slots, HV, V, K], heads without gaps
   MixedView<2> conv_weight;        // [D, 4]
   MixedView<1> A_log, dt_bias;     // [HV]
   MixedView<1> norm_weight;        // [V]
