@@ -260,17 +260,21 @@ struct NetBlock {
     return shared.stages + ((head * warps + warp) * kStages + i) * kTileBytes;
   }
   __device__ std::uint32_t barrier(int i) const {
-    return address_of_shared(shared.barriers + (head * warps + warp) * kStages + i);
-  }
-  __device__ static std::uint32_t address_of_shared(const void* pointer) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+    return hopper::shared_address(shared.barriers + (head * warps + warp) * kStages + i);
   }
   /// Asks for the warp's tile number i, if there is one. One lane of the warp calls it.
   __device__ void ask_for_tile(const S* states, int i, int at) const {
     if (row_of_tile(i) >= values()) return;
     hopper::barrier_expect(barrier(at), kTileBytes);
-    hopper::load_bytes(address_of_shared(stage(at)), states + row_of_tile(i) * kExtent, kTileBytes,
-                       barrier(at));
+    hopper::load_bytes(hopper::shared_address(stage(at)), states + row_of_tile(i) * kExtent,
+                       kTileBytes, barrier(at));
+  }
+
+  /// Makes the warp's barriers and asks for its first tiles. One lane of the warp calls it.
+  __device__ void ask_for_first_tiles(const S* states) const {
+    for (int i = 0; i < kStages; ++i) hopper::barrier_init(barrier(i), 1);
+    hopper::publish_barriers();
+    for (int i = 0; i < kStages; ++i) ask_for_tile(states, i, i);
   }
 
   /// Convolves the block's channels into shared memory, and writes the windows of v.
@@ -386,8 +390,7 @@ struct NetBlock {
       return;
     }
     S* const states = states_of(slot, head);
-    if (threadIdx.x == 0)
-      for (int i = 0; i < kStages; ++i) ask_for_tile(states, i, i);
+    if (threadIdx.x == 0) ask_for_first_tiles(states);
     Raw raw;
     raw.g = bits_at(p.rule.tokens.g, n, hv);
     raw.beta = bits_at(p.rule.tokens.beta, n, hv);
@@ -419,12 +422,6 @@ struct NetBlock {
       out[value] = from_float<Bf16>(normed);
     });
   }
-
-  /// Makes the warp's barriers. The lane that asks for tiles calls it.
-  __device__ void make_barriers() const {
-    for (int i = 0; i < kStages; ++i) hopper::barrier_init(barrier(i), 1);
-    hopper::publish_barriers();
-  }
 };
 
 template <class S>
@@ -450,7 +447,6 @@ __global__ void __launch_bounds__(kThreadsMax, kBlocksOfProcessor)
       .warps = warps,
       .thread = static_cast<int>((threadIdx.z * blockDim.y + threadIdx.y) * 32 + threadIdx.x),
       .threads = 32 * warps * heads};
-  if (threadIdx.x == 0) block.make_barriers();
   block.prefetch();
   wait_for_earlier_launch();
   let_the_next_launch_start();
