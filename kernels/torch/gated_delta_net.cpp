@@ -36,7 +36,7 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
     const std::int64_t B = x.size(0), D = x.size(1), slot_count = state.size(0);
     const std::int64_t HV = state.size(1), V = state.size(2), K = state.size(3);
     const std::int64_t keys = D - HV * V, H = keys / (2 * K);
-    expect(H > 0 && keys == 2 * H * K && HV % H == 0, "x",
+    expect(H > 0 && HV > 0 && keys == 2 * H * K && HV % H == 0, "x",
            "[B, 2 H K + HV V] with HV a multiple of H, for state [slots, HV, V, K]", x.sizes());
     expect_rank(conv_weight, "conv_weight", 2);
     const std::int64_t W = conv_weight.size(1);
