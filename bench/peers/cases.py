@@ -126,6 +126,51 @@ def ssu(B, dtype):
     return Case("selective_state_update", name, "ssu", B, traffic, sets, reference)
 
 
+def gdn_net(B, dtype, H=GDN.H, HV=GDN.HV):
+    """A gated-delta-net layer's step between its projections: x [B, D] with D = 2 H K + HV V, z, out
+    [B, HV, V]; a, b [B, HV]; window [B + 1, D, 3] with channels contiguous; state [B + 1, HV, V, K].
+    Row b has slot b + 1 and the table [B, 1] of vLLM's verification."""
+    K, V = GDN.K, GDN.V
+    D = 2 * H * K + HV * V
+    A_log = torch.log(torch.rand(HV, device="cuda") * 8 + 0.5)
+    dt_bias = rand(HV, dtype=torch.float32, scale=0.5)
+    weight, norm_weight = rand(D, 4, scale=0.5), 1 + rand(V, scale=0.1)
+
+    def make():
+        s = SimpleNamespace(
+            x=rand(B, D), z=rand(B, HV, V), a=rand(B, HV) - 2, b=rand(B, HV), A_log=A_log, dt_bias=dt_bias,
+            weight=weight, norm_weight=norm_weight, window=rand(B + 1, 3, D).transpose(1, 2),
+            state=big_rand(B + 1, HV, V, K, dtype=dtype), slots=slots(B), mixed=torch.empty(B, D, device="cuda", dtype=torch.bfloat16),
+            o=torch.empty(B, HV, V, device="cuda", dtype=torch.bfloat16))
+        s.out = torch.empty_like(s.o)
+        s.table = s.slots[:, None]
+        s.starts = torch.arange(0, B + 1, device="cuda", dtype=torch.int32)
+        s.accepted = torch.ones(B, device="cuda", dtype=torch.int32)
+        return s
+
+    def reference(s, rows):
+        at = s.slots[:rows].long()
+        window = torch.cat([s.window[at].double(), s.x[:rows, :, None].double()], 2)
+        y = (window * s.weight.double()).sum(2)
+        y = (y * torch.sigmoid(y)).split([H * K, H * K, HV * V], 1)
+        q, k = (unit(part.view(rows, H, K)).repeat_interleave(HV // H, 1) for part in y[:2])
+        g = -torch.exp(A_log.double()) * torch.nn.functional.softplus(s.a[:rows].double() + dt_bias.double())
+        state = s.state[at].double() * torch.exp(g)[..., None, None]
+        error = y[2].view(rows, HV, V) - (state * k[:, :, None, :]).sum(-1)
+        state = state + (error * torch.sigmoid(s.b[:rows].double())[..., None])[..., None] * k[:, :, None, :]
+        o = (state * (q * K**-0.5)[:, :, None, :]).sum(-1)
+        o = o / torch.sqrt((o * o).mean(-1, keepdim=True) + 1e-6) * norm_weight.double()
+        z = s.z[:rows].double()
+        return o * z * torch.sigmoid(z), state
+
+    one = make()
+    state_bytes = B * HV * V * K * one.state.element_size()
+    traffic = 2 * (state_bytes + B * D * 3 * 2)
+    traffic += nbytes(one.x, one.z, one.a, one.b, one.out, one.slots, weight, norm_weight, A_log, dt_bias)
+    sets = [one] + [make() for _ in range(sets_needed(traffic, state_bytes) - 1)]
+    return Case("gated_delta_net_decode", f"B={B} H={H} HV={HV} state {short(dtype)}", "gdn_net", B, traffic, sets, reference)
+
+
 RING = 16  # tokens of a window
 
 
@@ -791,6 +836,18 @@ def ring_cases(quick):
     return found
 
 
+def net_cases(quick):
+    """(operation, key, maker) of whole layers' steps: Qwen3-Next on one GPU at all batches, on 2 and 4 at some."""
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        chosen = [(B, {}) for B in ((16, 64) if quick else (1, 2, 4, 8, 16, 32, 64, 128, 256))]
+        chosen += [(B, {"H": H, "HV": 2 * H}) for H in (8, 4) for B in ((16,) if quick else (1, 16, 64))]
+        for B, shape in chosen:
+            found.append(("gated_delta_net_decode", ("gdn_net", short(dtype), B, *shape.items()),
+                          lambda B=B, d=dtype, s=shape: gdn_net(B, d, **s)))
+    return found
+
+
 def all_cases(quick=False):
     """(operation, key, maker) of each case, in the table's order. RECORDED knows figures by key;
     maker() makes the Case."""
@@ -815,6 +872,7 @@ def all_cases(quick=False):
             for folded in (False, True):
                 found.append(("gated_delta_rule_update", ("gdn_replay", short(dtype), B),
                               lambda B=B, d=dtype, f=folded: gdn_replay(B, d, f)))
+    found += net_cases(quick)
     found += ring_cases(quick)
     for lengths in ((2048,), (8192,), MIXED) if quick else ((2048,), (8192,), (32768,), MIXED):
         found.append(("causal_conv1d", ("conv_prefill", lengths),

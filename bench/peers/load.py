@@ -106,6 +106,25 @@ def vllm_verify():
     return types.SimpleNamespace(version=version, verify=torch.ops._C.fused_gdn_decode_post_conv_mtp)
 
 
+def vllm_norm():
+    """vLLM's gated RMS norm in Triton: function `norm`, and `version`."""
+    version = vllm().version
+    if installed("vllm") is None:
+        any_kernel = type("VllmJitKernel", (), {"__class_getitem__": classmethod(lambda cls, key: cls)})
+        if str(ROOT) not in sys.path:
+            sys.path.append(str(ROOT))  # einops is staged there
+        package("vllm.model_executor.warmup")
+        package("vllm.model_executor.warmup.jit_warmup", VllmJitKernel=any_kernel)
+        package("vllm.model_executor.warmup.jit_warmup_triton_helper", TritonPointerInputVariant=object,
+                TritonWarmupTensor=object, triton_scalar_specialization_rep=None)
+        package("vllm.utils.math_utils", cdiv=lambda a, b: (a + b - 1) // b,
+                next_power_of_2=lambda n: 1 << (n - 1).bit_length())
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        sys.modules["vllm.utils.platform_utils"].num_compute_units = lambda device=0: properties.multi_processor_count
+    guard = importlib.import_module("vllm.third_party.flash_linear_attention.ops.layernorm_guard")
+    return types.SimpleNamespace(version=version, norm=guard.rmsnorm_fn)
+
+
 def vllm_invariant():
     """vLLM's products in Triton whose bits do not depend on the batch: functions `mm` and `bmm`, and
     `version`."""

@@ -46,7 +46,7 @@ class Loaded:
         self.ours = False
         left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # for example peers whose tuning takes minutes
         asked = {name for kind in kinds for name in PEERS_OF[kind]}
-        for name in ("vllm", "vllm_ring", "vllm_verify", "sglang_ring", "flashinfer_ring", "vllm_prefill",
+        for name in ("vllm", "vllm_ring", "vllm_verify", "vllm_norm", "sglang_ring", "flashinfer_ring", "vllm_prefill",
                      "vllm_delta_prefill", "fla", "fla_prefill", "mamba_ssm", "mamba_ssm_prefill", "flashinfer",
                      "flashinfer_prefill", "flashqla", "flashinfer_mla", "flashinfer_ragged", "flashmla",
                      "flashmla_fp8", "flash_attention_3", "vllm_cache", "flashinfer_rope", "vllm_invariant",
@@ -84,6 +84,7 @@ PEERS_OF = {
     "gdn_verify": ("vllm", "vllm_verify", "flashinfer"),
     "gdn_replay": ("vllm", "flashinfer"),
     "gdn_fold": (),
+    "gdn_net": ("vllm", "vllm_verify", "vllm_norm"),
     "conv_prefill": ("vllm",),
     "ssd_prefill": ("vllm_prefill", "mamba_ssm_prefill"),
     "gdn_prefill": ("flashqla", "flashinfer_prefill", "vllm_delta_prefill", "fla_prefill"),
@@ -106,6 +107,7 @@ NOT_FETCHED = {
     "gdn_verify": [("FLA", "it returns only the last state")],
     "gdn_replay": [("FLA", "it returns only the last state")],
     "gdn_fold": [("FlashInfer", "it commits by copies")],
+    "gdn_net": [("FlashInfer, SGLang", "they have no launch with a convolution or a norm beside the rule")],
     "conv_prefill": [("causal-conv1d", "its CUDA sources are not built here"),
                      ("FLA", "it takes no slots")],
     "ssd_prefill": [],
@@ -125,7 +127,7 @@ def contestants(case, loaded):
     """(contestants, absent) of a case. `absent` lists its peers that cannot run, as {"name",
     "why"}."""
     makers = {"conv": conv, "ssu": ssu, "ssu_ring": ssu_ring, "gdn_ring": gdn_ring, "gdn": gdn, "gdn_verify": gdn_verify,
-              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "copy": copy,
+              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "gdn_net": gdn_net, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
               "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
               "mla_decode": mla_decode, "mla_decode_fp8": mla_decode_fp8, "mla_prefill": mla_prefill,
@@ -395,6 +397,65 @@ def gdn(case, loaded):
                 output=s.out, use_qk_l2norm=True, backend="flashinfer", **state)[0]
 
         found.append(Contestant(f"FlashInfer {flashinfer.version} CuTe", launch, single(slot_view)))
+    return found
+
+
+def gdn_net(case, loaded):
+    """A layer's step between its projections: our launch, with key heads divided among other numbers of
+    blocks too, our launches of the convolution and the rule with vLLM's norm behind them, and vLLM's
+    chains: three Triton kernels, and the Triton convolution with its CUDA kernel of rule and norm."""
+    found = []
+    heads = case.sets[0].z.shape[1] * 128
+    keys = (case.sets[0].x.shape[1] - heads) // 2
+    ours, conv, rule = (loaded.operator(name) for name in
+                        ("gated_delta_net_decode", "causal_conv1d_update", "gated_delta_rule_update"))
+    if ours is not None:
+        def net(s, parts=0):
+            return ours(s.x, s.z, s.a, s.b, s.window, s.state, s.weight, None, s.A_log, s.dt_bias, s.norm_weight,
+                        state_indices=s.slots, parts=parts)
+
+        found.append(Contestant(OURS, net, slot_view))
+        for parts in (1, 2, 4, 8):
+            found.append(Contestant(f"{OURS}, {parts} parts", lambda s, n=parts: net(s, n), slot_view))
+    if "vllm" not in loaded.modules:
+        return found
+    vllm, scale = loaded.modules["vllm"], 128**-0.5
+
+    def convolve(s):
+        vllm.conv.causal_conv1d_update(s.x, s.window, s.weight, None, activation="silu", conv_state_indices=s.slots, out=s.mixed)
+
+    if "vllm_norm" in loaded.modules:
+        norm = loaded.modules["vllm_norm"].norm
+
+        def normed(s, o):
+            return norm(o.view(-1, 128), s.norm_weight, None, z=s.z.view(-1, 128), eps=1e-6).view(s.z.shape)
+
+        if conv is not None and rule is not None:
+            def apart(s):
+                mixed = conv(s.x, s.window, s.weight, None, state_indices=s.slots, activation="silu")
+                q, k, v = (part.unflatten(1, (-1, 128)) for part in mixed.split([keys, keys, heads], 1))
+                return normed(s, rule(q, k, v, s.a, s.b, s.state, A_log=s.A_log, dt_bias=s.dt_bias,
+                                      state_indices=s.slots, use_qk_l2norm=True))
+
+            found.append(Contestant(f"{OURS}, convolution and rule apart, vLLM's norm", apart, slot_view))
+
+        def chain(s):
+            convolve(s)
+            vllm.recurrent.fused_recurrent_gated_delta_rule_packed_decode(
+                s.mixed, s.a, s.b, s.A_log, s.dt_bias, scale, s.state, s.o[:, None], s.slots, use_qk_l2norm_in_kernel=True)
+            return normed(s, s.o)
+
+        found.append(Contestant(f"vLLM {vllm.version} Triton chain", chain, slot_view))
+    if "vllm_verify" in loaded.modules:
+        verify = loaded.modules["vllm_verify"].verify
+
+        def fused(s):
+            convolve(s)
+            verify(s.mixed, s.a, s.b, s.A_log, s.dt_bias, s.table, s.starts, s.accepted, s.state, s.z, s.norm_weight,
+                   s.out, scale, 1e-6, "silu")
+            return s.out
+
+        found.append(Contestant(f"vLLM {vllm.version} Triton convolution, CUDA rule and norm", fused, slot_view))
     return found
 
 

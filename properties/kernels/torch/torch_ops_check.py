@@ -338,6 +338,18 @@ def latent_write_cases(data):
                interleaved=False, magnitude=1.25)
 
 
+def net_cases(data):
+    H, HV, width, taps = data.sizes((2, 4, 128, 4), (2, 4, 3, 3))
+    channels = (2 * H + HV) * width
+    for state in (torch.float32, torch.bfloat16):
+        for bias in (None, data.normal(channels)):
+            yield dict(x=data.normal(ROWS, channels), z=data.normal(ROWS, HV, width), a=data.normal(ROWS, HV),
+                       b=data.normal(ROWS, HV), conv_state=data.normal(SLOTS, channels, taps - 1),
+                       state=data.normal(SLOTS, HV, width, width, dtype=state), conv_weight=data.normal(channels, taps),
+                       conv_bias=bias, A_log=data.normal(HV, dtype=torch.float32), dt_bias=data.normal(HV, dtype=torch.float32),
+                       norm_weight=data.normal(width) + 1, state_indices=data.indices())
+
+
 def scaled_cases(data):
     for by_groups in (True, False):
         yield dict(x=data.normal(3, 5, 264), by_groups=by_groups)
@@ -424,6 +436,7 @@ CASES = {
     "selective_state_ring_flush": mamba_ring_flush_cases,
     "gated_delta_rule_ring_update": delta_ring_cases,
     "gated_delta_rule_ring_flush": delta_ring_flush_cases,
+    "gated_delta_net_decode": net_cases,
     "state_copy": copy_cases,
     "state_zero": zero_cases,
     "state_scatter_accepted": scatter_cases,
@@ -469,6 +482,7 @@ FREE = {
     "selective_state_ring_flush": {},
     "gated_delta_rule_ring_update": {},
     "gated_delta_rule_ring_flush": {},
+    "gated_delta_net_decode": {},  # a window and a state have one slot
     "state_copy": BITS,
     "state_zero": {**BITS, "slots": {0}},
     "state_scatter_accepted": {"state": {0}, "intermediate": {1}},

@@ -1,0 +1,574 @@
+// A gated-delta-net layer's decode step in one launch. Equations:
+// reference/recurrent/gated_delta_net_decode.hpp.
+//
+//   grid   (parts, H, N) in clusters of (parts, 1, 1); N: rows of the batch
+//   block  (32, warps of a head, HV / H) threads; it has V / parts values of each value head of its
+//          key head: rows of a state, which pass through the warps' registers tile by tile,
+//          kRows x Layout::kRowsPerWarp at a time. A warp asks for kStages tiles ahead, by bulk
+//          copies into shared memory of its own
+//
+// The blocks of a cluster have one row of the batch and one key head. Each
+//   1. asks for its first tiles of states;
+//   2. convolves the key head's q and k (all blocks the same) and its own v, rounded to bfloat16 in
+//      shared memory, as a launch of its own would store them;
+//   3. runs the delta rule over its values: GatedDelta of gated_delta_rule_update.cu, whose inputs
+//      come from shared memory here;
+//   4. norms and gates. A head's norm needs all its 128 outputs, so each block writes its own,
+//      rounded to bfloat16, into the shared memory of every block of the cluster.
+//
+// Nobody overwrites a window that another block still reads. The channels of v are read and written
+// by one thread. Those of q and k are read by all blocks of one cluster and by no other cluster.
+// Each of the blocks' threads arrives at the cluster's first barrier when it has computed with what
+// it read (a true dependency, and the arrival is a release), and the windows are written after the
+// wait of that barrier (an acquire). The shifted columns come from the block's own shared memory.
+// The same wait shows that every block of the cluster has begun, so that its shared memory can be
+// written; the second barrier orders these writes before the norm reads them. A block leaves after
+// the second wait, when nobody writes into it any more. A cluster of one block needs none of this:
+// __syncthreads() stands between its reads and its writes. States are read and written by one warp.
+#include "kernels/recurrent/gated_delta_net_decode.hpp"
+
+#include "kernels/base/hopper.cuh"
+#include "kernels/base/plain.cuh"
+#include "kernels/recurrent/shapes.hpp"
+
+// The file of the update is included for its Op, so that both launches have one arithmetic. Its
+// list of types is empty here: the update is instantiated in its own object file.
+#pragma push_macro("LOCKSTEP_SERVING_TYPES")
+#pragma push_macro("LOCKSTEP_OTHER_TYPES")
+#undef LOCKSTEP_SERVING_TYPES
+#undef LOCKSTEP_OTHER_TYPES
+#define LOCKSTEP_SERVING_TYPES(X)
+#define LOCKSTEP_OTHER_TYPES(X)
+#include "kernels/recurrent/gated_delta_rule_update.cu"
+#pragma pop_macro("LOCKSTEP_OTHER_TYPES")
+#pragma pop_macro("LOCKSTEP_SERVING_TYPES")
+
+namespace lockstep::kernels {
+namespace {
+
+constexpr const char* kName = "gated_delta_net_decode";
+constexpr int kExtent = 128;  ///< K and V
+constexpr int kTaps = 4;
+constexpr int kColumns = kTaps - 1;  ///< of a window
+constexpr int kVec = 4;              ///< neighbouring channels that a thread convolves together
+constexpr int kKeyPieces = 2 * kExtent / kVec;  ///< of kVec channels, in a key head's q and k
+constexpr int kHeadsMax = 8;                    ///< value heads of a key head
+constexpr int kWarps = 4;                       ///< of a block with up to 4 value heads
+constexpr int kStages = 3;                      ///< tiles of states that a warp asks for ahead
+constexpr int kThreadsMax = 32 * kHeadsMax;
+constexpr int kBlocksOfProcessor = 2;  ///< of kThreadsMax threads, which bounds the registers
+constexpr int kRows = 2;               ///< of a tile, in one lane
+constexpr int kFewRows = 4;  ///< up to so many rows it pays to ask L2 for all that a row reads
+
+using Channels = Pack<Bf16, kVec>;
+
+template <class S>
+struct NetParameters {
+  RowSlots rows;
+  StatePool<S> state;
+  GatedDelta<Bf16>::Parameters rule;  ///< its tokens have a and b; q, k and v are convolved here
+  TensorView<const Bf16, 2> x;
+  TensorView<Bf16, 3> conv_state;
+  MixedView<2> weight;
+  MixedView<1> bias, norm_weight;
+  HeadVectors<const Bf16> z;
+  float eps;
+  int key_channels;   ///< of all heads' k: v begins at twice as many
+  bool wide_inputs;   ///< x and windows have kVec neighbouring channels at multiples of 8 bytes
+  bool wide_weights;  ///< weights are bfloat16 [D, 4] without gaps, at multiples of 16 bytes
+};
+
+/// Shared memory of a block, in this order and each at a multiple of 16 bytes: each warp's stages
+/// of states; the convolved q and k, [2, K]; the new windows of q and k, [3, 2 K]; outputs of the
+/// rule, [heads, V], of all blocks of the cluster; the block's convolved v, [heads, values]; the
+/// warps' barriers.
+struct NetMemory {
+  char* stages;
+  Bf16 *keys, *windows, *out, *values;
+  std::uint64_t* barriers;
+
+  __device__ NetMemory(char* memory, int warps, int tile_bytes, int heads, int values_of_head)
+      : stages(memory),
+        keys(reinterpret_cast<Bf16*>(memory + warps * kStages * tile_bytes)),
+        windows(keys + 2 * kExtent),
+        out(windows + kColumns * 2 * kExtent),
+        values(out + heads * kExtent),
+        barriers(reinterpret_cast<std::uint64_t*>(values + heads * values_of_head)) {}
+  static int bytes(int warps, int tile_bytes, int heads, int values_of_head) {
+    const int elements = (2 + 2 * kColumns + heads) * kExtent + heads * values_of_head;
+    return warps * kStages * (tile_bytes + 8) + elements * static_cast<int>(sizeof(Bf16));
+  }
+};
+
+/// Arrives at the cluster's barrier: what the thread has read and written is ordered before what
+/// others do after their wait. Every thread of the cluster calls both. Lanes that diverged before
+/// meet first, since the instructions are for whole warps.
+__device__ inline void arrive_at_cluster() {
+  __syncwarp();
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_cluster() {
+  __syncwarp();
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+/// Copies two values of this block's shared memory to the same place in block `rank` of the
+/// cluster.
+__device__ inline void copy_to_block(const Bf16* pair, int rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+      "st.shared::cluster.u32 [there], %2; }" ::"r"(
+          static_cast<unsigned>(__cvta_generic_to_shared(pair))),
+      "r"(rank), "r"(*reinterpret_cast<const unsigned*>(pair))
+      : "memory");
+#endif
+}
+
+/// silu as the convolution's own launch computes it for results of 16 bits.
+__device__ inline float activated_channel(float x) {
+  return __fdividef(x, 1.0f + __expf(-x));
+}
+
+/// Convolves channels for the step of one row.
+template <class S>
+struct NetConvolution {
+  const NetParameters<S>& p;
+  int n;
+
+  __device__ Channels load(const Bf16* first, std::int64_t stride) const {
+    if (p.wide_inputs) return load_raw<Cached::streaming, kVec>(first);
+    Channels pack;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) pack.value[i] = first[i * stride];
+    return pack;
+  }
+  __device__ void store(Bf16* first, const Channels& pack) const {
+    if (p.wide_inputs) return store_raw<Cached::streaming>(first, pack);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) first[i * p.conv_state.stride(1)] = pack.value[i];
+  }
+  __device__ Bf16* window(int slot, int d, int column) const {
+    return p.conv_state.data_handle() + slot * p.conv_state.stride(0) + d * p.conv_state.stride(1) +
+           column * p.conv_state.stride(2);
+  }
+  __device__ void load_weights(int d, float (&w)[kVec][kTaps]) const {
+    if (p.wide_weights) {
+      const Bf16* const first = static_cast<const Bf16*>(p.weight.data) + d * kTaps;
+#pragma unroll
+      for (int i = 0; i < kVec; i += 2) {
+        float pair[2 * kTaps];
+        load_pack<Cached::yes>(pair, first + i * kTaps);
+#pragma unroll
+        for (int k = 0; k < 2 * kTaps; ++k) w[i + k / kTaps][k % kTaps] = pair[k];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i)
+#pragma unroll
+        for (int k = 0; k < kTaps; ++k) w[i][k] = at(p.weight, d + i, k);
+    }
+  }
+
+  /// The channels d ... d + kVec - 1: `column` becomes the new window, oldest to newest.
+  __device__ Channels run(int slot, int d, Channels (&column)[kColumns]) const {
+    const Channels x = load(p.x.data_handle() + n * p.x.stride(0) + d, 1);
+    Channels old[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) old[c] = load(window(slot, d, c), p.conv_state.stride(1));
+    float w[kVec][kTaps];
+    load_weights(d, w);
+    Channels y;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      float sum = p.bias ? at(p.bias, d + i) : 0.0f;
+#pragma unroll
+      for (int k = 0; k < kTaps; ++k)
+        sum = fmaf(w[i][k], to_float(k < kColumns ? old[k].value[i] : x.value[i]), sum);
+      y.value[i] = from_float<Bf16>(activated_channel(sum));
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) column[c] = c + 1 < kColumns ? old[c + 1] : x;
+    return y;
+  }
+};
+
+/// One block's work.
+template <class S>
+struct NetBlock {
+  using Op = GatedDelta<Bf16>;
+  using Layout = FastRows<S, kExtent>;
+  using Raw = typename Op::template Raw<Layout, kRows>;
+  static constexpr int kRowsOfWarp = kRows * Layout::kRowsPerWarp;
+  static constexpr int kTileBytes = kRowsOfWarp * kExtent * static_cast<int>(sizeof(S));
+  static constexpr int kOutputs = 4;  ///< of a lane, at most
+
+  const NetParameters<S>& p;
+  NetMemory shared;
+  int n, key_head, part, parts;
+  int heads;              ///< value heads of the key head
+  int values_log2;        ///< of the values of each head in this block
+  int head, warp, warps;  ///< the warp's value head, and its number among the head's warps
+  int thread, threads;
+
+  __device__ int values() const { return 1 << values_log2; }
+  __device__ int value_head(int i) const { return key_head * heads + i; }
+  __device__ int first_value() const { return part << values_log2; }
+  /// The block's states of value head i of the key head.
+  __device__ S* states_of(int slot, int i) const {
+    return p.state.data + slot * p.state.slot_stride + value_head(i) * p.state.head_stride +
+           first_value() * kExtent;
+  }
+  /// The first row of the warp's tile number i, among the block's rows of the head.
+  __device__ int row_of_tile(int i) const { return (i * warps + warp) * kRowsOfWarp; }
+  __device__ int pieces() const { return kKeyPieces + (heads << values_log2) / kVec; }
+
+  /// Piece i of the block's channels: those of q and k, then those of v.
+  __device__ int channel(int i) const {
+    if (i < kKeyPieces) {
+      const int of_k = i / (kKeyPieces / 2);
+      return of_k * p.key_channels + key_head * kExtent + i % (kKeyPieces / 2) * kVec;
+    }
+    const int v = (i - kKeyPieces) * kVec;
+    return 2 * p.key_channels + value_head(v >> values_log2) * kExtent + first_value() +
+           (v & (values() - 1));
+  }
+
+  /// Asks L2 for what the row reads. It runs before wait_for_earlier_launch(), so the slot may
+  /// still change: a wrong guess costs a useless prefetch.
+  __device__ void prefetch() const {
+    if (p.rows.rows > kFewRows) return;
+    const int slot = p.rows.likely_source(n);
+    if (slot == kNowhere) return;
+    if (thread < heads)
+      prefetch_to_l2(states_of(slot, thread), static_cast<unsigned>(kExtent * sizeof(S))
+                                                  << values_log2);
+    const NetConvolution<S> convolution{p, n};
+    for (int i = thread; i < pieces(); i += threads) {
+      const int d = channel(i);
+      prefetch_to_l2(p.x.data_handle() + n * p.x.stride(0) + d);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) prefetch_to_l2(convolution.window(slot, d, c));
+    }
+  }
+
+  /// A stage of the warp and its barrier, whose phase ends when a tile has come.
+  __device__ char* stage(int i) const {
+    return shared.stages + ((head * warps + warp) * kStages + i) * kTileBytes;
+  }
+  __device__ std::uint32_t barrier(int i) const {
+    return hopper::shared_address(shared.barriers + (head * warps + warp) * kStages + i);
+  }
+  /// Asks for the warp's tile number i, if there is one. One lane of the warp calls it.
+  __device__ void ask_for_tile(const S* states, int i, int at) const {
+    if (row_of_tile(i) >= values()) return;
+    hopper::barrier_expect(barrier(at), kTileBytes);
+    hopper::load_bytes(hopper::shared_address(stage(at)), states + row_of_tile(i) * kExtent,
+                       kTileBytes, barrier(at));
+  }
+
+  /// Makes the warp's barriers and asks for its first tiles. One lane of the warp calls it.
+  __device__ void ask_for_first_tiles(const S* states) const {
+    for (int i = 0; i < kStages; ++i) hopper::barrier_init(barrier(i), 1);
+    hopper::publish_barriers();
+    for (int i = 0; i < kStages; ++i) ask_for_tile(states, i, i);
+  }
+
+  /// Convolves the block's channels into shared memory, and writes the windows of v.
+  __device__ void convolve(int slot) const {
+    const NetConvolution<S> convolution{p, n};
+    for (int i = thread; i < pieces(); i += threads) {
+      const int d = channel(i);
+      Channels column[kColumns];
+      const Channels y = convolution.run(slot, d, column);
+      const int place = i * kVec;
+      if (i < kKeyPieces) {
+        store_raw<Cached::yes>(shared.keys + place, y);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          store_raw<Cached::yes>(shared.windows + 2 * kExtent * c + place, column[c]);
+      } else {
+        store_raw<Cached::yes>(shared.values + place - 2 * kExtent, y);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          convolution.store(convolution.window(slot, d, c), column[c]);
+      }
+    }
+  }
+
+  /// Writes this block's share of the windows of q and k.
+  __device__ void write_key_windows(int slot) const {
+    const NetConvolution<S> convolution{p, n};
+    const int share = kKeyPieces / parts;  // a power of 2
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      for (int i = thread; i < share; i += threads) {
+        const int piece = part * share + i;
+        convolution.store(
+            convolution.window(slot, channel(piece), c),
+            load_raw<Cached::yes, kVec>(shared.windows + 2 * kExtent * c + piece * kVec));
+      }
+  }
+
+  /// Advances the warp's states tile by tile, stores them and writes outputs of the rule.
+  __device__ void run_rule(S* states, Raw& raw) const {
+    raw.k.fetch(shared.keys + kExtent, kExtent);
+    raw.q.fetch(shared.keys, kExtent);
+    raw.v = shared.values[0];  // each tile has its own
+    const LaneRows<Layout, kRows> lane_rows{0, kExtent, kExtent};
+    auto token =
+        Op::template prepare<false, Layout, kRows>(p.rule, n, value_head(head), lane_rows, raw);
+    const Bf16* const v = shared.values + (head << values_log2);
+    Bf16* const o = shared.out + head * kExtent + first_value();
+    const int mine = Layout::row_in_warp();
+    int at = 0, parity = 0;
+    for (int i = 0; row_of_tile(i) < values(); ++i) {
+      const S* const tile = reinterpret_cast<const S*>(stage(at));
+      const int first = row_of_tile(i) + mine;
+      const int own = first + Layout::template own<kRows>() * Layout::kRowsPerWarp;
+      token.v = to_float(v[own]);
+      hopper::barrier_wait(barrier(at), static_cast<std::uint32_t>(parity));
+      float s[kRows][Layout::kCount];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        Layout::template load<Cached::yes>(s[r], tile + (mine + r * Layout::kRowsPerWarp) * kExtent,
+                                           kExtent);
+      __syncwarp();  // every lane has its part of the tile
+      if (threadIdx.x == 0) ask_for_tile(states, i + kStages, at);
+      const float out = Op::step(token, s);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        Layout::template store<Cached::streaming>(
+            states + (first + r * Layout::kRowsPerWarp) * kExtent, s[r], kExtent);
+      if (Layout::template speaks_for_owners<kRows>()) o[own] = from_float<Bf16>(out);
+      if (++at == kStages) at = 0, parity ^= 1;
+    }
+  }
+
+  /// Gives the block's outputs to the other blocks of the cluster.
+  __device__ void hand_out() const {
+    for (int i = 2 * thread; i < heads << values_log2; i += 2 * threads) {
+      const Bf16* const pair =
+          shared.out + (i >> values_log2) * kExtent + first_value() + (i & (values() - 1));
+      for (int rank = 0; rank < parts; ++rank)
+        if (rank != part) copy_to_block(pair, rank);
+    }
+  }
+
+  /// The root of the mean square of the warp's head, with the order of additions of gated_rms_norm:
+  /// 128 threads, a channel each.
+  __device__ float root_mean_square() const {
+    const Bf16* const o = shared.out + head * kExtent + threadIdx.x;
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < kExtent / 32; ++i) {
+      const float value = to_float(o[32 * i]);
+      const float sum = over_warp(value * value, Plus{});
+      squares = i == 0 ? sum : squares + sum;
+    }
+    return sqrtf(squares / static_cast<float>(kExtent) + p.eps);
+  }
+
+  /// Calls visit(i, value) for the lane's outputs: its number i, and the value among the V.
+  template <class Visit>
+  __device__ void each_output(Visit visit) const {
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) {
+      const int value = (i * warps + warp) * 32 + static_cast<int>(threadIdx.x);
+      if (value < values()) visit(i, first_value() + value);
+    }
+  }
+
+  __device__ void run() const {
+    const int hv = value_head(head), slot = p.rows.source(n);
+    Bf16* const out = p.rule.out.at(n, hv);
+    if (slot == kNowhere) {  // the same in all blocks of the cluster
+      each_output([&](int, int value) { out[value] = from_float<Bf16>(0.0f); });
+      return;
+    }
+    S* const states = states_of(slot, head);
+    if (threadIdx.x == 0) ask_for_first_tiles(states);
+    Raw raw;
+    raw.g = bits_at(p.rule.tokens.g, n, hv);
+    raw.beta = bits_at(p.rule.tokens.beta, n, hv);
+    raw.A_log = bits_at(p.rule.A_log, hv);
+    raw.dt_bias = bits_at(p.rule.dt_bias, hv);
+    Bf16 gate[kOutputs];
+    float weight[kOutputs];
+    each_output([&](int i, int value) {
+      gate[i] = p.z.at(n, hv)[value];
+      weight[i] = at(p.norm_weight, value);
+    });
+    convolve(slot);
+    if (parts > 1) arrive_at_cluster();
+    __syncthreads();  // q, k, v and the barriers are there for all
+    if (parts == 1) write_key_windows(slot);
+    run_rule(states, raw);
+    __syncthreads();  // the block's outputs are in shared memory
+    if (parts > 1) {
+      wait_for_cluster();
+      hand_out();
+      arrive_at_cluster();
+      write_key_windows(slot);
+      wait_for_cluster();
+    }
+    const float root = root_mean_square();
+    each_output([&](int i, int value) {
+      float normed = to_float(shared.out[head * kExtent + value]) / root * weight[i];
+      normed *= silu(to_float(gate[i]));
+      out[value] = from_float<Bf16>(normed);
+    });
+  }
+};
+
+template <class S>
+__global__ void __launch_bounds__(kThreadsMax, kBlocksOfProcessor)
+    net_kernel(const __grid_constant__ NetParameters<S> p) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(16) char memory[];
+  using Block = NetBlock<S>;
+  const auto parts = static_cast<int>(gridDim.x), heads = static_cast<int>(blockDim.z);
+  const auto warps = static_cast<int>(blockDim.y);
+  const int values_log2 = 31 - __clz(kExtent / parts);
+  const Block block{
+      .p = p,
+      .shared = NetMemory(memory, warps * heads, Block::kTileBytes, heads, 1 << values_log2),
+      .n = static_cast<int>(blockIdx.z),
+      .key_head = static_cast<int>(blockIdx.y),
+      .part = static_cast<int>(blockIdx.x),
+      .parts = parts,
+      .heads = heads,
+      .values_log2 = values_log2,
+      .head = static_cast<int>(threadIdx.z),
+      .warp = static_cast<int>(threadIdx.y),
+      .warps = warps,
+      .thread = static_cast<int>((threadIdx.z * blockDim.y + threadIdx.y) * 32 + threadIdx.x),
+      .threads = 32 * warps * heads};
+  block.prefetch();
+  wait_for_earlier_launch();
+  let_the_next_launch_start();
+  block.run();
+#endif
+}
+
+// --- The host's side ---------------------------------------------------------------------------
+
+/// The blocks of a key head, as measured on an H200 with two value heads: few key heads want many
+/// blocks for the multiprocessors, many want few copies of the work on q and k.
+int chosen_parts(std::int64_t key_heads_of_all_rows) {
+  if (key_heads_of_all_rows <= 8) return 8;
+  if (key_heads_of_all_rows <= 32) return 4;
+  return key_heads_of_all_rows <= 128 ? 2 : 1;
+}
+
+const char* name_of_parts(int parts) {
+  return parts == 1 ? "whole" : parts == 2 ? "halves" : parts == 4 ? "quarters" : "eighths";
+}
+
+template <class S>
+void launch_net(const NetParameters<S>& p, int parts, int key_heads, int heads,
+                cudaStream_t stream) {
+  constexpr auto* kKernel = net_kernel<S>;
+  const int warps = std::max(1, kWarps / heads);  // of a head
+  const int bytes =
+      NetMemory::bytes(warps * heads, NetBlock<S>::kTileBytes, heads, kExtent / parts);
+  check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             kName);
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(key_heads),
+                        static_cast<unsigned>(p.rows.rows));
+  config.blockDim = dim3(32, static_cast<unsigned>(warps), static_cast<unsigned>(heads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  last_launch = {name_of_parts(parts), kRows, warps * heads};
+  check_cuda(cudaLaunchKernelEx(&config, kKernel, p), kName);
+}
+
+void expect_clusters(const Checks& checks) {
+  int device = 0, major = 0;
+  check_cuda(cudaGetDevice(&device), kName);
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), kName);
+  checks.expect(major >= 9, "the device", "of compute capability 9.0 or newer",
+                std::to_string(major) + ".x");
+}
+
+}  // namespace
+
+template <class S>
+void gated_delta_net_decode(const GatedDeltaNetDecode<S>& in, cudaStream_t stream) {
+  const Checks checks(kName);
+  const std::int64_t B = in.x.extent(0), D = in.x.extent(1), HV = in.state.extent(1);
+  const std::int64_t slots = in.state.extent(0), rest = D - HV * kExtent;
+  const std::int64_t H = rest / (2 * kExtent);
+  checks.expect(in.state.extent(2) == kExtent && in.state.extent(3) == kExtent, "state",
+                "[slots, HV, 128, 128]", text_of(shape_of(in.state)));
+  checks.expect(H > 0 && rest == 2 * kExtent * H && HV % H == 0 && HV / H <= kHeadsMax, "x",
+                "[B, 2 H 128 + HV 128] with HV / H from 1 to 8",
+                text_of(shape_of(in.x)) + " for HV = " + std::to_string(HV));
+  checks.expect(H <= 65535, "x", "of at most 65535 key heads", std::to_string(H));
+  checks.contiguous_rows(in.x, "x");
+  checks.shape(in.z, "z", "[B, HV, V]", {B, HV, kExtent});
+  checks.contiguous_rows(in.z, "z");
+  checks.shape(in.a, "a", "[B, HV]", {B, HV});
+  checks.shape(in.b, "b", "[B, HV]", {B, HV});
+  checks.shape(in.conv_state, "conv_state", "[slots, D, 3]", {slots, D, kColumns});
+  checks.shape(in.conv_weight, "conv_weight", "[D, 4]", {D, kTaps});
+  if (in.conv_bias) checks.shape(in.conv_bias, "conv_bias", "[D]", {D});
+  checks.shape(in.A_log, "A_log", "[HV]", {HV});
+  checks.shape(in.dt_bias, "dt_bias", "[HV]", {HV});
+  checks.shape(in.norm_weight, "norm_weight", "[V]", {kExtent});
+  checks.shape(in.out, "out", "[B, HV, V]", {B, HV, kExtent});
+  checks.contiguous_rows(in.out, "out");
+  checks.expect(rows_aligned(in.state, 16) && in.state.stride(2) == kExtent, "state",
+                "of heads that lie without gaps at multiples of 16 bytes", "other strides");
+  checks.expect(!in.slots.table && !in.slots.out_indices && !in.slots.num_accepted, "state_indices",
+                "[B], without other slots to write to", "more");
+  const auto heads = static_cast<int>(HV / H);
+  const bool known = in.parts == 1 || in.parts == 2 || in.parts == 4 || in.parts == 8;
+  checks.expect(in.parts == 0 || known, "parts", "0, 1, 2, 4 or 8", std::to_string(in.parts));
+  NetParameters<S> p{};
+  p.rows = row_slots(checks, in.slots, {}, B, slots);
+  check_row_count(checks, p.rows);
+  if (B == 0) return;
+  expect_clusters(checks);
+  p.state = StatePool<S>(in.state);
+  p.rule.tokens.g = in.a;
+  p.rule.tokens.beta = in.b;
+  p.rule.out = HeadVectors<Bf16>(in.out);
+  p.rule.A_log = in.A_log;
+  p.rule.dt_bias = in.dt_bias;
+  p.rule.scale = 1.0f / sqrtf(static_cast<float>(kExtent));
+  p.rule.use_qk_l2norm = true;
+  p.rule.value_heads_per_key_head = Divisor(heads);
+  p.x = in.x;
+  p.conv_state = in.conv_state;
+  p.weight = in.conv_weight;
+  p.bias = in.conv_bias;
+  p.norm_weight = in.norm_weight;
+  p.z = HeadVectors<const Bf16>(in.z);
+  p.eps = in.eps;
+  p.key_channels = static_cast<int>(H) * kExtent;
+  constexpr std::size_t kPiece = sizeof(Channels);
+  p.wide_inputs = rows_aligned(in.x, kPiece) && in.conv_state.stride(1) == 1 &&
+                  rows_aligned(transposed(in.conv_state), kPiece);
+  p.wide_weights = in.conv_weight.format == Format::bf16 && in.conv_weight.strides[1] == 1 &&
+                   in.conv_weight.strides[0] == kTaps &&
+                   reinterpret_cast<std::uintptr_t>(in.conv_weight.data) % 16 == 0;
+  const int parts = in.parts > 0 ? in.parts : chosen_parts(B * H);
+  launch_net(p, parts, static_cast<int>(H), heads, stream);
+}
+
+template void gated_delta_net_decode(const GatedDeltaNetDecode<float>&, cudaStream_t);
+template void gated_delta_net_decode(const GatedDeltaNetDecode<Bf16>&, cudaStream_t);
+
+}  // namespace lockstep::kernels

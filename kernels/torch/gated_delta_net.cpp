@@ -1,0 +1,144 @@
+// torch.ops.lockstep.gated_delta_net_decode: schema in kernels/torch/operators.md.
+#include "kernels/torch/operator.hpp"
+#include "reference/recurrent/gated_delta_net_decode.hpp"
+
+#ifdef LOCKSTEP_HAS_CUDA
+#include "kernels/recurrent/gated_delta_net_decode.hpp"
+#endif
+
+namespace lockstep::torch_ops {
+namespace {
+
+struct GatedDeltaNetDecode : Arguments {
+  static constexpr const char* kSchema = R"(
+gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_state,
+    Tensor(b!) state, Tensor conv_weight, Tensor? conv_bias, Tensor A_log, Tensor dt_bias,
+    Tensor norm_weight, *, float eps=1e-06, Tensor? state_indices=None,
+    int pad_slot_id=-1, int parts=0) -> Tensor)";
+
+  using Arguments::Arguments;
+  const Tensor x = tensor(), z = tensor(), a = tensor(), b = tensor();
+  const Tensor conv_state = tensor(), state = tensor(), conv_weight = tensor();
+  const MaybeTensor conv_bias = maybe_tensor();
+  const Tensor A_log = tensor(), dt_bias = tensor(), norm_weight = tensor();
+  const double eps = number();
+  const MaybeTensor state_indices = maybe_tensor();
+  const std::int64_t pad_slot_id = integer(), parts = integer();
+
+  StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
+
+  Tensor meta() const { return like(z); }
+
+  void check() const {
+    expect_states(state, "[slots, HV, V, K]");
+    expect_float(state, "state");
+    expect_rank(x, "x", 2);
+    const std::int64_t B = x.size(0), D = x.size(1), slot_count = state.size(0);
+    const std::int64_t HV = state.size(1), V = state.size(2), K = state.size(3);
+    const std::int64_t keys = D - HV * V, H = keys / (2 * K);
+    expect(H > 0 && HV > 0 && keys == 2 * H * K && HV % H == 0, "x",
+           "[B, 2 H K + HV V] with HV a multiple of H, for state [slots, HV, V, K]", x.sizes());
+    expect_rank(conv_weight, "conv_weight", 2);
+    const std::int64_t W = conv_weight.size(1);
+    expect(2 <= W && W <= 4, "conv_weight", "[D, W] with W from 2 to 4", conv_weight.sizes());
+    expect_shape(conv_weight, "conv_weight", "[D, W]", {D, W});
+    expect_shape(conv_bias, "conv_bias", "[D]", {D});
+    expect_shape(conv_state, "conv_state", "[slots, D, W - 1]", {slot_count, D, W - 1});
+    expect_shape(z, "z", "[B, HV, V]", {B, HV, V});
+    expect_shape(a, "a", "[B, HV]", {B, HV});
+    expect_shape(b, "b", "[B, HV]", {B, HV});
+    expect_shape(A_log, "A_log", "[HV]", {HV});
+    expect_shape(dt_bias, "dt_bias", "[HV]", {HV});
+    expect_shape(norm_weight, "norm_weight", "[V]", {V});
+    expect_float(x, "x");
+    expect_type(z, x.scalar_type(), "z");
+    expect_float(conv_state, "conv_state");
+    if (conv_bias) expect_float(*conv_bias, "conv_bias");
+    for (const auto& [tensor, argument] : {std::pair{a, "a"},
+                                           {b, "b"},
+                                           {conv_weight, "conv_weight"},
+                                           {A_log, "A_log"},
+                                           {dt_bias, "dt_bias"},
+                                           {norm_weight, "norm_weight"}})
+      expect_float(tensor, argument);
+    expect_contiguous_rows(x, "x");
+    expect_contiguous_rows(z, "z");
+    expect(!slots().table && !slots().out_table, "state_indices and state_out_indices", "lists [B]",
+           "a table");
+    check_rows({}, slots(), B);
+    expect(parts == 0 || parts == 1 || parts == 2 || parts == 4 || parts == 8, "parts",
+           "0, 1, 2, 4 or 8", parts);
+  }
+
+  Tensor cpu() const {
+    check();
+    const HostTensor<2> hx(x, "x"), ha(a, "a"), hb(b, "b"), weight(conv_weight, "conv_weight");
+    const HostTensor<3> hz(z, "z"), window(conv_state, "conv_state"), out = host_output<3>(z);
+    const HostTensor<1> bias(conv_bias, "conv_bias"), decay(A_log, "A_log");
+    const HostTensor<1> shift(dt_bias, "dt_bias"), norm(norm_weight, "norm_weight");
+    const HostTensor<4> states(state, "state");
+    check_host_slots({.tokens = x.size(0), .slots = slots()}, state.size(0), false);
+    reference::gated_delta_net_decode<float>({.x = hx.in(),
+                                              .z = hz.in(),
+                                              .a = ha.in(),
+                                              .b = hb.in(),
+                                              .conv_weight = weight.in(),
+                                              .A_log = decay.in(),
+                                              .dt_bias = shift.in(),
+                                              .norm_weight = norm.in(),
+                                              .conv_bias = bias.maybe(),
+                                              .slots = slots(),
+                                              .eps = static_cast<float>(eps),
+                                              .storage = storage_of(x, state),
+                                              .window = format_of(conv_state)},
+                                             window.out(), states.out(), out.out());
+    window.write_back();
+    states.write_back();
+    return out.as(x.scalar_type());
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  Tensor cuda() const {
+    check();
+    expect_type(x, at::kBFloat16, "x on a GPU");
+    expect_type(conv_state, at::kBFloat16, "conv_state on a GPU");
+    expect(state.scalar_type() == at::kFloat || state.scalar_type() == at::kBFloat16,
+           "state on a GPU", "float32 or bfloat16", state.scalar_type());
+    const Tensor out = like(z);
+    if (state.scalar_type() == at::kFloat)
+      launch<float>(out);
+    else
+      launch<kernels::Bf16>(out);
+    return out;
+  }
+
+  template <class S>
+  void launch(const Tensor& out) const {
+    using kernels::Bf16;
+    kernels::gated_delta_net_decode<S>({.x = view_of<const Bf16, 2>(x, "x"),
+                                        .z = view_of<const Bf16, 3>(z, "z"),
+                                        .a = mixed<2>(a, "a"),
+                                        .b = mixed<2>(b, "b"),
+                                        .conv_state = view_of<Bf16, 3>(conv_state, "conv_state"),
+                                        .state = view_of<S, 4>(state, "state"),
+                                        .conv_weight = mixed<2>(conv_weight, "conv_weight"),
+                                        .A_log = mixed<1>(A_log, "A_log"),
+                                        .dt_bias = mixed<1>(dt_bias, "dt_bias"),
+                                        .norm_weight = mixed<1>(norm_weight, "norm_weight"),
+                                        .out = view_of<Bf16, 3>(out, "out"),
+                                        .conv_bias = mixed<1>(conv_bias, "conv_bias"),
+                                        .slots = slots(),
+                                        .eps = static_cast<float>(eps),
+                                        .parts = static_cast<int>(parts)},
+                                       stream());
+  }
+#endif
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(lockstep, m) {
+  add_operator<GatedDeltaNetDecode>(m);
+}
+
+}  // namespace lockstep::torch_ops

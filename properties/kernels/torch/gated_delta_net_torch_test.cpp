@@ -1,0 +1,111 @@
+// The operator of a gated-delta-net layer's step on the CPU: its reference bit by bit, and what it
+// refuses.
+#include "properties/kernels/torch/torch_operator.hpp"
+#include "properties/support/laws.hpp"
+#include "properties/support/torch_bridge.hpp"
+#include "reference/recurrent/gated_delta_net_decode.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using at::Tensor;
+
+constexpr const char* kName = "gated_delta_net_decode";
+constexpr std::int64_t B = 4, H = 2, HV = 4, K = 3, V = 5, W = 3, kSlots = 6;
+constexpr std::int64_t D = 2 * H * K + HV * V;
+
+template <std::size_t Rank>
+Array<float, Rank> draw(const Shape<Rank>& shape, std::uint64_t stream) {
+  return on_grid<float>(shape, {.seed = 9, .stream = stream});
+}
+
+struct Step {
+  Array<float, 2> x = draw<2>({B, D}, 1), a = draw<2>({B, HV}, 2), b = draw<2>({B, HV}, 3);
+  Array<float, 3> z = draw<3>({B, HV, V}, 4), window = draw<3>({kSlots, D, W - 1}, 5);
+  Array<float, 4> state = draw<4>({kSlots, HV, V, K}, 6);
+  Array<float, 2> weight = draw<2>({D, W}, 7);
+  Array<float, 1> bias = draw<1>({D}, 8), A_log = draw<1>({HV}, 9), dt_bias = draw<1>({HV}, 10);
+  Array<float, 1> norm_weight = draw<1>({V}, 11);
+  Array<std::int32_t, 1> slots = ints({4, -1, 0, 5});
+
+  Named arguments(at::ScalarType activations, at::ScalarType states) const {
+    return {{"x", tensor_of(x).to(activations)},
+            {"z", tensor_of(z).to(activations)},
+            {"a", tensor_of(a).to(activations)},
+            {"b", tensor_of(b).to(activations)},
+            {"conv_state", tensor_of(window).to(activations)},
+            {"state", tensor_of(state).to(states)},
+            {"conv_weight", tensor_of(weight).to(activations)},
+            {"conv_bias", tensor_of(bias).to(activations)},
+            {"A_log", tensor_of(A_log)},
+            {"dt_bias", tensor_of(dt_bias)},
+            {"norm_weight", tensor_of(norm_weight)},
+            {"state_indices", tensor_of(slots)}};
+  }
+};
+
+TEST(TorchGatedDeltaNet, isTheReferenceBitByBit) {
+  const auto format = [](at::ScalarType type) {
+    return type == at::kFloat ? Format::float32 : Format::bf16;
+  };
+  for (const at::ScalarType activations : {at::kFloat, at::kBFloat16})
+    for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
+      Step step;
+      const Named named = step.arguments(activations, states);
+      const Tensor out = checked_call(kName, named).at(0).toTensor();
+      Array<float, 3> expected(step.z.shape());
+      reference::gated_delta_net_decode<float>(
+          {.x = step.x,
+           .z = step.z,
+           .a = step.a,
+           .b = step.b,
+           .conv_weight = step.weight,
+           .A_log = step.A_log,
+           .dt_bias = step.dt_bias,
+           .norm_weight = step.norm_weight,
+           .conv_bias = step.bias.view(),
+           .slots = {.indices = step.slots.view()},
+           .storage = {.state = format(states), .output = format(activations)},
+           .window = format(activations)},
+          step.window.view(), step.state.view(), expected.view());
+      const auto array = [&](const char* name) { return named.at(name).toTensor(); };
+      EXPECT_EQ(out.scalar_type(), activations);
+      EXPECT_TRUE(same_bits(array_of<float, 3>(out), expected));
+      EXPECT_TRUE(same_bits(array_of<float, 3>(array("conv_state")), step.window));
+      EXPECT_TRUE(same_bits(array_of<float, 4>(array("state")), step.state));
+    }
+}
+
+TEST(TorchGatedDeltaNet, refusesByName) {
+  const Named good = Step().arguments(at::kBFloat16, at::kFloat);
+  const auto zeros = [](at::IntArrayRef shape) { return at::zeros(shape, at::kBFloat16); };
+  const std::vector<std::pair<std::string, c10::IValue>> bad{
+      {"x", zeros({B, D + 1})},
+      {"x", zeros({B + 1, D})},
+      {"z", zeros({B, HV, V + 1})},
+      {"z", zeros({B, HV, V}).to(at::kFloat)},
+      {"a", zeros({B, HV + 1})},
+      {"b", zeros({B})},
+      {"conv_state", zeros({6, D, W})},
+      {"conv_state", zeros({5, D, W - 1})},
+      {"state", zeros({kSlots, HV, V})},
+      {"conv_weight", zeros({D, 1})},
+      {"conv_bias", zeros({D + 1})},
+      {"A_log", zeros({H})},
+      {"dt_bias", zeros({H})},
+      {"norm_weight", zeros({K})},
+      {"state_indices", at::zeros({B, 2}, at::kInt)},
+      {"parts", std::int64_t{3}}};
+  for (const auto& [argument, value] : bad) {
+    Named named = good;
+    named[argument] = value;
+    const std::string complaint = complaint_of(kName, named);
+    const bool named_so = complaint.find(argument) != std::string::npos ||
+                          (argument == "x" && complaint.find("[B, ") != std::string::npos);
+    EXPECT_TRUE(named_so) << argument << ": " << complaint;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
