@@ -3,7 +3,7 @@
 #include "reference/recurrent/gated_delta_net_decode.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
-#include "kernels/recurrent/gated_delta_net_decode.hpp"
+#include "kernels/models/gated_delta_net_decode.hpp"
 #endif
 
 namespace lockstep::torch_ops {

@@ -25,7 +25,7 @@
 // written; the second barrier orders these writes before the norm reads them. A block leaves after
 // the second wait, when nobody writes into it any more. A cluster of one block needs none of this:
 // __syncthreads() stands between its reads and its writes. States are read and written by one warp.
-#include "kernels/recurrent/gated_delta_net_decode.hpp"
+#include "kernels/models/gated_delta_net_decode.hpp"
 
 #include "kernels/base/hopper.cuh"
 #include "kernels/base/plain.cuh"

@@ -1,6 +1,6 @@
 // The kernel of gated_delta_net_decode against the reference of the same name, and against the
 // three launches that it replaces.
-#include "kernels/recurrent/gated_delta_net_decode.hpp"
+#include "kernels/models/gated_delta_net_decode.hpp"
 
 #include <gmock/gmock.h>
 
