@@ -148,8 +148,8 @@ void add_compare(Command& app, int& status) {
   command
       ->add_option("--host", words->hosts,
                    "bytes of a host tier beside the capacity, for policies that may have one; "
-                   "P@host_share=V "
-                   "gives V per mille of them to states; several times with one --capacity")
+                   "P@host_share=V gives V per mille of them to states; several times with one "
+                   "--capacity (default: the tiers of --config)")
       ->repeatable();
   command->add_option("--config", words->request.config,
                       "config fields: key=value,… (default: none)");
