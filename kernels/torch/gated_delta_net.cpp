@@ -13,7 +13,7 @@ struct GatedDeltaNetDecode : Arguments {
   static constexpr const char* kSchema = R"(
 gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_state,
     Tensor(b!) state, Tensor conv_weight, Tensor? conv_bias, Tensor A_log, Tensor dt_bias,
-    Tensor norm_weight, *, float eps=1e-06, Tensor? state_indices=None,
+    Tensor norm_weight, *, float? eps=None, Tensor? state_indices=None,
     int pad_slot_id=-1, int parts=0) -> Tensor)";
 
   using Arguments::Arguments;
@@ -21,7 +21,7 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
   const Tensor conv_state = tensor(), state = tensor(), conv_weight = tensor();
   const MaybeTensor conv_bias = maybe_tensor();
   const Tensor A_log = tensor(), dt_bias = tensor(), norm_weight = tensor();
-  const double eps = number();
+  const float eps = as_float(maybe_number()).value_or(1e-6f);
   const MaybeTensor state_indices = maybe_tensor();
   const std::int64_t pad_slot_id = integer(), parts = integer();
 
@@ -88,7 +88,7 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
                                               .norm_weight = norm.in(),
                                               .conv_bias = bias.maybe(),
                                               .slots = slots(),
-                                              .eps = static_cast<float>(eps),
+                                              .eps = eps,
                                               .storage = storage_of(x, state),
                                               .window = format_of(conv_state)},
                                              window.out(), states.out(), out.out());
@@ -128,7 +128,7 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
                                         .out = view_of<Bf16, 3>(out, "out"),
                                         .conv_bias = mixed<1>(conv_bias, "conv_bias"),
                                         .slots = slots(),
-                                        .eps = static_cast<float>(eps),
+                                        .eps = eps,
                                         .parts = static_cast<int>(parts)},
                                        stream());
   }
