@@ -1,6 +1,7 @@
 // The defects of the vLLM policies: each sets one rule to a wrong value. Those marked (0.33) are
 // what vLLM 0.33 itself does; reports/found/ describes them.
 #include "cache_sim/policies/vllm/block_rules.hpp"
+#include "cache_sim/trace/public_reports.hpp"
 #include "reference/protocol/defect.hpp"
 
 namespace lockstep::cache_sim {
@@ -160,6 +161,9 @@ const BrokenRule<Rules> kBroken[] = {
     {"vllm-align:index-keeps-removed-keys", "keys that a block has lost still lead to it",
      &Rules::unindexes_removed_keys, false},
 };
+
+// The project whose bug reports traces of this family cite.
+const Registration<PublicProject> kVllm{{"vllm", "vllm-project/vllm"}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim
