@@ -79,7 +79,7 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
                          .salt = operation.salt,
                          .known = operation.tokens,
                          .computed = reply.get(ReplyField::cached),
-                         .external = operation.external,
+                         .external = std::max(operation.external, reply.get(ReplyField::host)),
                          .loads = reply.get(ReplyField::host) > 0,
                          .shortest = operation.tokens.size()});
     seen_.push_back(operation.tokens);
@@ -300,6 +300,8 @@ bool LegalityModel::makes_sense_for(const Request& request, const Operation& ope
     case Verb::extend:
       if (!operation.parents.empty() && operation.parents.size() != operation.drafts.size())
         return false;
+      // A block cache loads what a second memory has before it computes more.
+      if (cuts_chunks_ && request.loads && request.external > 0 && operation.n > 0) return false;
       // Drafts follow a token that was sampled and is not computed.
       return !verifies && (request.in_flight == 0 || (operation.async && request.in_flight == 1)) &&
              operation.n <= tokens_left(request, operation) &&

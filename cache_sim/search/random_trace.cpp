@@ -134,7 +134,8 @@ Operation RandomTrace::forward(const LegalityModel::Request& request) {
   Operation operation;
   operation.verb = Verb::extend;
   operation.id = request.id;
-  if (swarm_.blocks && request.external > 0 && draw_.chance(1, 2)) {  // a load that ends later
+  // A load that ends later; what a second memory has comes in no other way.
+  if (swarm_.blocks && request.external > 0 && (request.loads || draw_.chance(1, 2))) {
     operation.n = 0;
     operation.async = true;
     may_be_bad_ = true;  // if the cache has all tokens
@@ -272,7 +273,10 @@ std::optional<Operation> RandomTrace::meet() {
   if (next == Meeting::first || next == Meeting::last) {
     const LegalityModel::Request& one = next == Meeting::first ? *first : running.back();
     const std::int64_t left = one.left();
-    if (next == Meeting::last && left == 0) return std::nullopt;
+    // An admission that was refused leaves another request behind.
+    if ((next == Meeting::last && left == 0) || one.is_loading || !one.drafts.empty())
+      return std::nullopt;
+    if (one.loads && one.external > 0) return forward(one);
     Operation operation{.verb = Verb::extend};
     operation.id = one.id;
     const bool is_whole = next == Meeting::last || draw_.chance(1, 2);
@@ -302,7 +306,7 @@ Operation RandomTrace::random_request_operation() {
     // A look-up in a block cache is outdated if it is not used at once.
     const bool is_new = running.size() > known_running_;
     known_running_ = running.size();
-    if (is_new && draw_.chance(7, 8)) return forward(running.back());
+    if (is_new && !running.back().is_loading && draw_.chance(7, 8)) return forward(running.back());
     if (running.size() < most && sometimes(swarm_.meetings) && begin_meeting())
       if (const auto first = meet()) return *first;
     if (draw_.chance(1, 4)) return Operation{.verb = Verb::step};

@@ -91,6 +91,11 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
     retention_ = std::stoll(config.text("retention"));
   for (Number block = 1; block < static_cast<Number>(blocks_.size()); ++block)
     queue_.push_back(block);
+  if (config.number("cpu_chunks") == 0) return;
+  std::vector<VllmOffload::Group> stored;
+  for (const Group& group : groups_) stored.push_back({is_state(group), group.block});
+  tier_ = std::make_unique<VllmOffload>(stored, hash_block_, config.number("cpu_chunks"),
+                                        config.number("blocks_per_chunk"));
 }
 
 // --- The pool ------------------------------------------------------------------------------------
@@ -101,6 +106,7 @@ VllmOracle::Number VllmOracle::pop() {
   const Number block = queue_.front();
   queue_.erase(queue_.begin());
   drop_keys(block);
+  allocated_.insert(block);
   blocks_[static_cast<std::size_t>(block)].references = 1;
   return block;
 }
@@ -582,6 +588,9 @@ void VllmOracle::grow(int group, Request& request, Span span) {
     if (table.columns[static_cast<std::size_t>(i)] != 0) table.unwritten.insert(i);
   const Number target = copies ? pop() : 0;
   while (size() < running + 1 + drafts_) table.columns.push_back(pop());
+  if (copies && table.running && table.own_tail > 0)
+    offers_.push_back({request.tier_id, group, target, table.own_tail});
+  if (copies) table.own_tail = 0;
   if (copies) copy(group, table, target);
   table.running = true;
 }
@@ -618,6 +627,9 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n, bool publ
   }
   for (std::size_t group = 0; group < groups_.size(); ++group)
     grow(static_cast<int>(group), request, {local, total, end_in(group, end)});
+  if (request.waits || request.loaded)
+    for (const Table& table : request.tables)
+      allocated_.insert(table.columns.begin(), table.columns.end());
   request.waits = request.loaded = false;
   if (publishes) publish(request, std::min(end, request.tokens));
   return std::nullopt;
@@ -699,6 +711,7 @@ void VllmOracle::publish_tail(int group, Request& request, Count tokens) {
   if (is_state && tail % spec.block != 0) {
     table.partial = table.cached = column;
     table.partial_block = block;
+    table.own_tail = tail;
   }
 }
 
@@ -756,7 +769,10 @@ void VllmOracle::publish(Request& request, Count computed) {
       const Number block = table.columns[static_cast<std::size_t>(i)];
       if (block == 0) continue;
       const std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(block)].entries;
-      if (!entries.empty()) stamped_.insert(entries.front().key);
+      if (entries.empty()) continue;
+      stamped_.insert(entries.front().key);
+      if (spec.kind == "mamba")
+        offers_.push_back({request.tier_id, group, block, entries.front().tokens});
     }
   }
 }
@@ -774,7 +790,9 @@ Result<Reply> VllmOracle::apply(const Operation& operation) {
     case Verb::abort:
     case Verb::preempt: return end(operation);
     case Verb::step: forward(); return Reply{};
-    case Verb::evict: return evict(std::max<Count>(operation.kv, 0));
+    case Verb::evict: return evict_on(operation);
+    case Verb::land: return land(operation);
+    case Verb::settle: return settle();
     case Verb::flush: return flush();
     case Verb::check: return check();
     default: return refuse(operation, "vLLM's block cache does no such thing");
@@ -783,6 +801,10 @@ Result<Reply> VllmOracle::apply(const Operation& operation) {
 
 /// The copies are done, the forward runs, and the next step begins (rule 17).
 void VllmOracle::forward() {
+  if (tier_) end_schedule();
+  in_order_.clear();
+  offers_.clear();
+  allocated_.clear();
   std::vector<Number> ends;
   for (int group = 0; group < static_cast<int>(groups_.size()); ++group)
     for (const Copy& copy : copies_)
@@ -810,6 +832,7 @@ Result<Reply> VllmOracle::load(Request& request) {
   if (const std::optional<Refusal> refusal = allocate(request, 0, false))
     return Reply::refusal(*refusal);
   request.computed = request.hit + request.external;
+  if (tier_) tier_->load(request.tier_id, shown(request), request.hit, request.external);
   request.loading = request.scheduled = true;
   ++changes_;
   return Reply().set(ReplyField::n, 0);
@@ -840,9 +863,19 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   look_up(request);
   request.external =
       std::max<Count>(std::min<Count>(operation.external, size - 1) - request.hit, 0);
-  return Reply()
-      .set(ReplyField::cached, request.hit + request.external)
+  if (tier_ && operation.external > 0) {
+    requests_.erase(operation.id.text());
+    return refuse(operation, "the CPU tier is the only one that sends tokens");
+  }
+  if (tier_ && !look_up_tier(request)) {
+    requests_.erase(operation.id.text());
+    return Reply::refusal(Refusal::same_step);
+  }
+  Reply reply;
+  reply.set(ReplyField::cached, request.hit + request.external)
       .set(ReplyField::junction, request.junction);
+  if (tier_) reply.set(ReplyField::host, request.external);
+  return reply;
 }
 
 Result<void> VllmOracle::check_row(const Request& request, const Operation& operation,
@@ -852,6 +885,8 @@ Result<void> VllmOracle::check_row(const Request& request, const Operation& oper
   if (operation.async != overlaps_)
     return refuse(operation, "either all steps are asynchronous or none is");
   if (operation.n == 0) return refuse(operation, "nothing is computed, and nothing is sent");
+  if (tier_ && request.waits && request.external > 0)
+    return refuse(operation, "it loads what the CPU tier has first");
   if (overlaps_ && drafts_ > 0) {
     // Results that have not come yet decide where the row begins and which tokens it has.
     if (!operation.tokens.empty()) return refuse(operation, "its tokens are told by accept");
@@ -899,6 +934,7 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
     return Reply::refusal(*refusal);
   }
   request.computed = start + n;
+  in_order_.push_back(request.tier_id);
   request.scheduled = true;
   ++changes_;
   const Tokens drafts = n == operation.n ? operation.drafts : Tokens();
@@ -920,6 +956,7 @@ Result<Reply> VllmOracle::complete(const Operation& operation) {
   if (found != requests_.end() && found->second.loading) {
     // _update_waiting_for_remote_kv(), in the schedule() that takes the request up again.
     Request& loaded = found->second;
+    if (tier_ && received_.erase(loaded.tier_id) == 0) return Reply::refusal(Refusal::same_step);
     if (loaded.scheduled) forward();
     new_step_starts();
     step_has_started_ = true;
@@ -991,6 +1028,10 @@ Result<Reply> VllmOracle::end(const Operation& operation) {
     return refuse(operation, "it waits for what another server sends");
   if (found->second.scheduled) forward();
   if (!found->second.waits) ++changes_;
+  if (tier_ && leave_tier(found->second, operation.verb)) {
+    requests_.erase(found);
+    return Reply{};
+  }
   for (Table& table : found->second.tables) {
     std::reverse(table.columns.begin(), table.columns.end());
     give_back(table.columns);
@@ -1022,8 +1063,112 @@ Reply VllmOracle::evict(Count wanted) {
   return Reply().set(ReplyField::kv, evicted).set(ReplyField::state, 0);
 }
 
-Reply VllmOracle::flush() {
+// --- The CPU tier (28 to 37) ---------------------------------------------------------------------
+
+VllmOffload::Shown VllmOracle::shown(const Request& request) const {
+  VllmOffload::Shown shown{.hashes = request.hashes,
+                           .tokens = request.tokens,
+                           .prompt = request.prompt,
+                           .computed = request.computed,
+                           .columns = {}};
+  for (const Table& table : request.tables) shown.columns.push_back(table.columns);
+  return shown;
+}
+
+/// The connector is asked with whole blocks of the local hit. A tail of it stays where the
+/// connector has no more.
+bool VllmOracle::look_up_tier(Request& request) {
+  request.tier_id = ++last_id_;
+  tier_->add(request.tier_id);
+  const Count aligned = floor(request.hit, scheduler_block_);
+  const std::optional<Count> more = tier_->matched(shown(request), aligned);
+  if (!more) {
+    tier_->remove(request.tier_id);
+    return false;
+  }
+  if (*more <= request.hit - aligned) return true;
+  request.external = *more;
+  if (request.hit == aligned) return true;
+  request.hit = aligned;
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    const auto most = static_cast<std::size_t>(aligned / groups_[group].block);
+    if (request.offered[group].size() > most) request.offered[group].resize(most);
+  }
+  return true;
+}
+
+void VllmOracle::end_schedule() {
+  std::map<VllmOffload::Id, const Request*> by_id;
+  for (const auto& [id, request] : requests_) by_id[request.tier_id] = &request;
+  std::vector<VllmOffload::Scheduled> rows, offering;
+  for (const VllmOffload::Id id : in_order_)
+    if (by_id.contains(id)) rows.push_back({id, shown(*by_id[id])});
+  std::stable_sort(offers_.begin(), offers_.end(),
+                   [](const auto& a, const auto& b) { return a.group < b.group; });
+  for (const VllmOffload::Offer& offer : offers_)
+    if (std::none_of(offering.begin(), offering.end(),
+                     [&](const auto& known) { return known.id == offer.id; }))
+      offering.push_back({offer.id, shown(*by_id.at(offer.id))});
+  tier_->build(rows, offering, offers_, allocated_);
+}
+
+/// True where a load is still to write the request's blocks, which stay its own.
+bool VllmOracle::leave_tier(Request& request, Verb verb) {
+  const VllmOffload::Id id = request.tier_id;
+  std::erase_if(offers_, [&](const auto& offer) { return offer.id == id; });
+  if (verb == Verb::preempt) {
+    tier_->preempt(id);
+    return false;
+  }
+  if (!request.waits) release_behind(request, request.computed);
+  tier_->finish(id, shown(request), verb == Verb::abort);
+  if (!request.loading || received_.erase(id) > 0) return false;
+  leaving_.emplace(id, request);
+  return true;
+}
+
+Result<Reply> VllmOracle::land(const Operation& operation) {
+  if (!tier_) return refuse(operation, "there is no CPU tier");
+  const std::string& tier = operation.tier.text();
+  if (tier != "host" && tier != "device") return refuse(operation, "there is no such tier");
+  return Reply().set(ReplyField::n, tier_->land(tier == "device") ? 1 : 0);
+}
+
+Result<Reply> VllmOracle::settle() {
+  if (!tier_) return fail("settle: there is no CPU tier");
   if (any_scheduled()) forward();
+  const auto [count, received] = tier_->settle();
+  for (const VllmOffload::Id id : received) {
+    const auto left = leaving_.find(id);
+    if (left == leaving_.end()) {
+      received_.insert(id);
+      continue;
+    }
+    for (Table& table : left->second.tables)
+      give_back({table.columns.rbegin(), table.columns.rend()});
+    leaving_.erase(left);
+  }
+  if (count > 0) ++changes_;
+  return Reply().set(ReplyField::n, count);
+}
+
+Result<Reply> VllmOracle::evict_on(const Operation& operation) {
+  const std::string tier = operation.tier.exists() ? operation.tier.text() : "device";
+  if ((tier != "host" && tier != "device") || (operation.tier.exists() && !tier_))
+    return refuse(operation, "there is no such tier");
+  if (tier == "device") return evict(std::max<Count>(operation.kv, 0));
+  forward();
+  ++changes_;
+  return Reply().set(ReplyField::kv, tier_->reset()).set(ReplyField::state, 0);
+}
+
+Reply VllmOracle::flush() {
+  if (any_scheduled() || tier_) forward();
+  if (tier_) {
+    while (tier_->land(false) || tier_->land(true)) continue;
+    settle();
+    tier_->reset();
+  }
   Count keyed = 0;
   const bool is_idle = queue_.size() + 1 == blocks_.size();
   for (Number block = 1; is_idle && block < static_cast<Number>(blocks_.size()); ++block) {
@@ -1063,6 +1208,7 @@ Reply VllmOracle::check() const {
       numbers.insert(numbers.end(), table.columns.begin(), table.columns.end());
       numbers.insert(numbers.end(), {0, table.cached, table.partial, table.partial_block});
     }
+  if (tier_) tier_->tell(numbers);
   unsigned __int128 digest = 0;
   constexpr std::uint64_t kPrime = (std::uint64_t{1} << 61) - 1;
   for (const Count number : numbers)

@@ -18,12 +18,14 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "reference/caches/vllm_offload.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::reference {
@@ -65,7 +67,8 @@ class VllmOracle final : public Subject {
     bool running = false;
     Count partial = -1;
     Number partial_block = 0;
-    Count inner = 0;  ///< tokens of the state that the forward stores inside its chunk; 0: none
+    Count own_tail = 0;  ///< tokens of a state that it keyed inside its running block
+    Count inner = 0;     ///< tokens of the state that the forward stores inside its chunk; 0: none
     Count inner_column = 0;
   };
   struct Request {
@@ -94,6 +97,7 @@ class VllmOracle final : public Subject {
     bool loaded = false;   ///< it has left that, and not been allocated to since
     std::vector<std::vector<Number>> offered;  ///< columns by group
     Tokens drafts;
+    VllmOffload::Id tier_id = 0;  ///< 0: there is no CPU tier
   };
   struct Copy {
     int group;
@@ -115,6 +119,7 @@ class VllmOracle final : public Subject {
   Result<Reply> end(const Operation& operation);
   Result<Reply> checkpoint(const Operation& operation);
   Reply evict(Count wanted);
+  Result<Reply> evict_on(const Operation& operation);
   Reply flush();
   Reply check() const;
   void forward();
@@ -162,6 +167,14 @@ class VllmOracle final : public Subject {
   void publish_tail(int group, Request& request, Count tokens);
   void publish_inner(int group, const Request& request);
 
+  // The CPU tier.
+  VllmOffload::Shown shown(const Request& request) const;
+  bool look_up_tier(Request& request);
+  void end_schedule();
+  bool leave_tier(Request& request, Verb verb);
+  Result<Reply> land(const Operation& operation);
+  Result<Reply> settle();
+
   std::vector<Group> groups_;
   std::vector<std::vector<int>> alike_;  ///< groups of one spec, attention first
   Count hash_block_, scheduler_block_, alignment_, state_block_ = 0;
@@ -179,7 +192,14 @@ class VllmOracle final : public Subject {
   std::vector<Copy> copies_;
   std::map<std::string, Request> requests_;
   std::map<std::string, Number> hash_numbers_;
-  bool step_has_started_ = false;  ///< though nothing may be scheduled in it
+  std::unique_ptr<VllmOffload> tier_;
+  VllmOffload::Id last_id_ = 0;
+  std::vector<VllmOffload::Offer> offers_;      ///< of states that were keyed in this step
+  std::vector<VllmOffload::Id> in_order_;       ///< requests that this step computes
+  std::set<Number> allocated_;                  ///< blocks that requests got in this step
+  std::set<VllmOffload::Id> received_;          ///< loads that have come and were not taken up
+  std::map<VllmOffload::Id, Request> leaving_;  ///< aborted, and their loads are to come
+  bool step_has_started_ = false;               ///< though nothing may be scheduled in it
   Count changes_ = 0;
 };
 

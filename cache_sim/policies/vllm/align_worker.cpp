@@ -1,6 +1,7 @@
 #include "cache_sim/policies/vllm/align_worker.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "reference/base/mark.hpp"
 
@@ -176,6 +177,7 @@ void AlignWorker::change_column(const WorkerRow& row) {
     if (rules_.copy_resets_accepted) seat.accepted = 1;
   }
   seat.verifies = verifies;
+  seat.settled = false;
   seat.running = current;
   seat.decided = row.end - row.drafts;
 }
@@ -238,13 +240,14 @@ void AlignWorker::move_state(const Seat& seat, const BlockRequest& request, std:
 /// may hold other operations before its accept. (In vLLM none comes between.)
 void AlignWorker::settle(Seat& seat, const BlockRequest& request, std::int64_t kept) {
   seat.accepted = kept;
+  const bool again = std::exchange(seat.settled, true);
   if (state_groups_.empty() || !rules_.keeps_block_ends) return;
   const std::int64_t block = rules_.state_block;
   const std::int64_t end = floor_to(seat.decided + kept - 1, block);
   if (end < seat.decided) return;
   const std::int64_t bias = end - seat.decided;
   const std::int64_t target = end / block - 1;
-  if (target == seat.running && bias == 0) return;
+  if (bias == 0 && (again || target == seat.running)) return;
   LOCKSTEP_MARK("vllm.state_of_a_passed_block_end");
   move_state(seat, request, seat.running, target, bias);
   if (target == seat.running) seat.accepted = 1;

@@ -67,6 +67,7 @@ class AlignWorker {
     std::int64_t running = kNone;  // column of the running state in the last step
     std::int64_t accepted = 1;
     bool verifies = false;     // in the last step
+    bool settled = false;      // at least its first token
     std::int64_t decided = 0;  // of the last row: the tokens that are no drafts, with those before
     std::vector<std::vector<BlockId>> columns;  // by state group: each column's first block
   };

@@ -166,6 +166,13 @@ void BlockManager::free(BlockRequest& request) {
   }
   request.runs = false;
   request.quiet_until = 0;
+  std::erase_if(handoffs_, [&](const Handoff& one) { return one.request == request.offload; });
+}
+
+std::vector<BlockManager::Handoff> BlockManager::take_handoffs() {
+  std::stable_sort(handoffs_.begin(), handoffs_.end(),
+                   [](const Handoff& a, const Handoff& b) { return a.group < b.group; });
+  return std::exchange(handoffs_, {});
 }
 
 /// Releases source and target of every copy, which were held until the step was decided (rule 20).
@@ -257,7 +264,9 @@ void BlockManager::take_new_attention(std::uint32_t group, BlockTable& table, st
 
 /// Null columns up to the running state, the scratch blocks that this step leaves behind, then new
 /// blocks.
-void BlockManager::take_new_states(std::uint32_t group, BlockTable& table, const Demand& demand) {
+void BlockManager::take_new_states(std::uint32_t group, BlockRequest& request,
+                                   const Demand& demand) {
+  BlockTable& table = request.tables[group];
   const std::int64_t block = rules_.groups[group].block;
   std::vector<BlockId>& columns = table.columns;
   std::vector<BlockId>& added = added_[group];
@@ -299,6 +308,9 @@ void BlockManager::take_new_states(std::uint32_t group, BlockTable& table, const
     added.push_back(columns.back());
   }
   if (copies) copy_on_write(group, table, copy);
+  if (copies && had_running && table.produced > 0 && request.offload > 0)
+    handoffs_.push_back({request.offload, group, copy, table.produced});
+  if (copies) table.produced = 0;
   table.has_running = true;
 }
 
@@ -306,7 +318,7 @@ void BlockManager::take_new(BlockRequest& request, const Demand& demand) {
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     BlockTable& table = request.tables[group];
     if (rules_.groups[group].kind == GroupKind::mamba)
-      take_new_states(group, table, demand);
+      take_new_states(group, request, demand);
     else
       take_new_attention(group, table, demand.slots);
   }

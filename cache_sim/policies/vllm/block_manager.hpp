@@ -38,6 +38,7 @@ struct BlockTable {
   std::int64_t passed = -1;     ///< column of the state that a chunk began with and went past
   std::int64_t checkpoint = 0;  ///< tokens of a state that the last chunk stores inside itself
   std::int64_t checkpoint_column = 0;
+  std::int64_t produced = 0;         ///< tokens of a state in its running block, keyed by itself
   std::int64_t partial_column = -1;  ///< a shared block that the next allocation has to copy
   BlockId partial_block = kNullBlock;
   bool has_running = false;  ///< the running state and its scratch have blocks
@@ -51,6 +52,7 @@ struct BlockRequest {
   std::int64_t computed = 0;
   std::int64_t in_flight = 0;  ///< of these, tokens whose forward has not come back
   std::int64_t junction = 0;   ///< the place at which others left its prefix, by the last look-up
+  std::uint64_t offload = 0;   ///< its number in the CPU tier; 0: there is none
   bool runs = false;           ///< it holds tables
   std::vector<BlockTable> tables;
   std::int64_t quiet_until = 0;  ///< up to so many tokens an allocation has nothing to do
@@ -78,6 +80,14 @@ enum class Allocated : std::uint8_t { yes, no_blocks, same_step };
 
 class BlockManager {
  public:
+  /// A block that holds the state after so many tokens, for the CPU tier.
+  struct Handoff {
+    std::uint64_t request;  ///< BlockRequest::offload
+    std::uint32_t group;
+    BlockId block;
+    std::int64_t tokens;
+  };
+
   explicit BlockManager(BlockRules rules);
   BlockManager(const BlockManager&) = delete;  // its pool refers to its rules
   BlockManager& operator=(const BlockManager&) = delete;
@@ -99,6 +109,10 @@ class BlockManager {
   void publish(BlockRequest& request, std::int64_t tokens);
   /// Gives all blocks back, group by group, the last column first.
   void free(BlockRequest& request);
+  /// Gives back what `tokens` computed tokens have passed (rule 19).
+  void give_back_skipped(BlockRequest& request, std::int64_t tokens);
+  /// States that were keyed since the last call, group by group.
+  std::vector<Handoff> take_handoffs();
   /// Forgets all keys; false where a request holds blocks.
   bool forget_keys();
   void evict(BlockId block) { pool_.remove_keys(block); }
@@ -150,13 +164,12 @@ class BlockManager {
                              const Demand& demand) const;
   std::int64_t free_among(std::span<const BlockId> blocks) const;
   std::int64_t skipped(const GroupSpec& spec, std::int64_t tokens) const;
-  void give_back_skipped(BlockRequest& request, std::int64_t tokens);
   void retire_states(BlockTable& table, std::int64_t columns);
   void take_hits(BlockRequest& request, const Allocation& wanted, std::int64_t local);
   void take_external(BlockRequest& request, std::int64_t total, std::int64_t external);
   void take_new(BlockRequest& request, const Demand& demand);
   void take_new_attention(std::uint32_t group, BlockTable& table, std::int64_t slots);
-  void take_new_states(std::uint32_t group, BlockTable& table, const Demand& demand);
+  void take_new_states(std::uint32_t group, BlockRequest& request, const Demand& demand);
   void copy_on_write(std::uint32_t group, BlockTable& table, BlockId copy);
   std::int64_t quiet_until(const BlockRequest& request, std::int64_t total) const;
 
@@ -182,6 +195,7 @@ class BlockManager {
   std::uint32_t step_ = 1;
   std::vector<std::vector<std::uint32_t>> published_;  // by group and key: the last step
   std::vector<BlockCopy> copies_;
+  std::vector<Handoff> handoffs_;
   BlockHit hit_;
   const std::vector<KeyId>* sought_ = nullptr;
   std::vector<BlockId> found_;

@@ -165,6 +165,7 @@ void BlockManager::publish_state_tail(std::uint32_t group, BlockRequest& request
   LOCKSTEP_MARK("vllm.state_inside_block");
   table.partial_column = column;
   table.partial_block = source;
+  table.produced = tokens;
   table.cached = column;
 }
 
@@ -205,8 +206,10 @@ void BlockManager::publish(BlockRequest& request, std::int64_t computed) {
                          is_late || rules_.prefill_lookahead <= 1 ? tokens : computed);
     for (std::int64_t i = before; i < after; ++i) {
       const BlockId block = table.columns[static_cast<std::size_t>(i)];
-      if (block != kNullBlock && pool_.has_key(block))
-        note_published(group, pool_.primary(block).key);
+      if (block == kNullBlock || !pool_.has_key(block)) continue;
+      note_published(group, pool_.primary(block).key);
+      if (spec.kind == GroupKind::mamba && request.offload > 0)
+        handoffs_.push_back({request.offload, group, block, pool_.primary(block).tokens});
     }
   }
 }

@@ -85,6 +85,23 @@ Result<std::int64_t> block_of_states(const std::vector<GroupSpec>& groups,
   return block;
 }
 
+Result<void> check_cpu_tier(const Config& config, const VllmOptions& options,
+                            const BlockRules& rules) {
+  const bool has_others =
+      std::any_of(rules.groups.begin(), rules.groups.end(), [](const GroupSpec& group) {
+        return group.kind != GroupKind::attention && group.kind != GroupKind::mamba;
+      });
+  if (has_others || rules.state_block == 0)
+    return fail("field cpu_chunks: the CPU tier is for groups of attention and mamba");
+  if (options.eagle != 0 || options.checkpoint != 0 || config.overlap != 0)
+    return fail("field cpu_chunks: not with eagle, checkpoint or overlap");
+  const std::int64_t chunk = rules.state_block * rules.blocks_per_chunk;
+  if (rules.retention && *rules.retention % chunk != 0)
+    return fail(fmt::format("field retention: {} is no multiple of the {} of a chunk",
+                            *rules.retention, counted(chunk, "token")));
+  return {};
+}
+
 }  // namespace
 
 bool is_checkpoint_valid(const BlockRules& rules, std::int64_t start, std::int64_t end,
@@ -180,6 +197,11 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
     return fail(
         "field shared_prefix_checkpoint: it needs eagle=2 and states that may lie inside a "
         "block");
+  rules.cpu_chunks = options.cpu_chunks;
+  rules.blocks_per_chunk = options.blocks_per_chunk;
+  if (rules.cpu_chunks > 0)
+    if (Result<void> sound = check_cpu_tier(config, options, rules); !sound)
+      return tl::unexpected(sound.error());
   if (rules.retention && *rules.retention % rules.scheduler_block != 0)
     return fail(
         fmt::format("field retention: {} is no multiple of {}, which all groups' blocks divide",

@@ -35,6 +35,8 @@ struct BlockRules {
   std::int64_t max_length = std::int64_t{1} << 30;
   std::int64_t max_in_flight = std::int64_t{1} << 30;  ///< tokens scheduled and not settled
   std::int64_t watermark = 0;                          ///< blocks
+  std::int64_t cpu_chunks = 0;                         ///< of the CPU tier; 0: there is none
+  std::int64_t blocks_per_chunk = 1;                   ///< of a group
 
   // Rules that no configuration changes: a planted defect does (vllm_defects.cpp).
   // Hashes and the look-up.
@@ -73,6 +75,17 @@ struct BlockRules {
   bool pops_newest = false;
   bool counts_free_blocks_twice = false;
   bool unindexes_removed_keys = true;
+  // The CPU tier.
+  bool look_ups_wait_for_stores = true;
+  bool tier_hits_need_states = true;
+  bool loads_pin_chunks = true;
+  bool loads_wait_to_land = true;
+  bool aborted_loads_keep_blocks = true;
+  bool stores_wait_for_forward = true;
+  bool stores_committed_tokens = true;
+  bool flushes_reused_blocks = true;
+  bool flushes_preempted = true;
+  bool resets_flush = true;
   // The worker.
   bool copies_blocks = true;
   bool copies_first_group_alone = false;
@@ -97,6 +110,8 @@ struct BlockRules {
   std::int64_t splitter_block = 0;     ///< that prefill chunks are cut by; 0: they are not
   std::vector<SpecGroup> spec_groups;  ///< full attention first
 
+  /// Blocks of the pool and of the CPU tier.
+  std::int64_t all_blocks() const { return blocks + cpu_chunks * blocks_per_chunk; }
   /// Computes the derived members.
   void complete();
   /// `mamba`: the kind of the Mamba groups. The error is a sentence that names the field.

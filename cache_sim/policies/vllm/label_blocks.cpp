@@ -28,18 +28,32 @@ LabelBlocks::LabelBlocks(const BlockRules& rules, const BlockPool& pool, Numbere
       numbers_(numbers),
       kv_size_(largest_block(rules)),
       conv_size_(static_cast<std::size_t>(kConvWidth - 1 + rules.drafts)),
-      kv_((std::size_t{pool.block_count()} + 1) * kv_size_),
-      conv_((std::size_t{pool.block_count()} + 1) * conv_size_),
-      recurrent_(std::size_t{pool.block_count()} + 1, Label{.poisoned = true}),
+      kv_(static_cast<std::size_t>(rules.all_blocks()) * kv_size_),
+      conv_(static_cast<std::size_t>(rules.all_blocks()) * conv_size_),
+      recurrent_(static_cast<std::size_t>(rules.all_blocks()), Label{.poisoned = true}),
       written_(recurrent_.size()),
       group_(recurrent_.size(), kNoGroup),
+      awaited_(recurrent_.size()),
+      readers_(recurrent_.size()),
+      guarded_(recurrent_.size()),
       written_places_(recurrent_.size()),
       compared_keys_(recurrent_.size()) {}
 
 void LabelBlocks::report(const std::string& text, const std::string& expected,
-                         const std::string& actual) {
-  if (findings_.size() < kMostFindings)
-    findings_.push_back({FindingKind::wrong_state_prefix, text, expected, actual});
+                         const std::string& actual, FindingKind kind) {
+  if (findings_.size() < kMostFindings) findings_.push_back({kind, text, expected, actual});
+}
+
+void LabelBlocks::read(BlockId block) {
+  if (awaited_[block] > 0)
+    report(fmt::format("block {} is read, and the copy that writes it has not landed", block),
+           "nothing reads it before", "a read", FindingKind::read_before_landed);
+}
+
+void LabelBlocks::report_write(BlockId block) {
+  report(fmt::format("block {} is written while a copy that {} it is in flight", block,
+                     awaited_[block] > 0 ? "writes" : "reads"),
+         "nothing writes it before that has landed", "a write", FindingKind::source_changed);
 }
 
 void LabelBlocks::take_fingerprints(const Tokens& tokens, std::int64_t begin, std::int64_t end) {
@@ -104,6 +118,24 @@ void LabelBlocks::copy(const BlockCopy& copy) {
   std::copy_n(conv_of(copy.source), conv_size_, conv_of(copy.target));
 }
 
+void LabelBlocks::queue_copy(const BlockCopy& copy, std::int64_t places) {
+  read(copy.source);
+  // An earlier copy to that block is of the same direction, and lands first.
+  const std::uint32_t earlier = std::exchange(awaited_[copy.target], 0);
+  write(copy.target, copy.group);
+  destroy(copy.target, copy.group);
+  awaited_[copy.target] = earlier + 1;
+  ++readers_[copy.source];
+  guarded_[copy.source] = std::max(guarded_[copy.source], places);
+}
+
+void LabelBlocks::land_copy(const BlockCopy& copy) {
+  if (--readers_[copy.source] == 0) guarded_[copy.source] = 0;
+  const std::uint32_t awaited = std::exchange(awaited_[copy.target], 0);
+  this->copy(copy);
+  awaited_[copy.target] = awaited - 1;
+}
+
 void LabelBlocks::receive(const BlockRow& row) {
   take_fingerprints(row.tokens, row.start - std::max(kConvWidth - 1, row.external), row.start);
   for (const BlockKv& kv : row.kv) write_kv(kv, row.start - row.external, row.start);
@@ -146,7 +178,7 @@ void LabelBlocks::write_kv(const BlockKv& kv, std::int64_t begin, std::int64_t e
     const std::int64_t piece_end = std::min(end, (column + 1) * kv.size);
     const BlockId block = block_at(kv.columns, column);
     if (block != kNullBlock) {
-      write(block, kv.group);
+      write(block, kv.group, begin - column * kv.size);
       cover(block, static_cast<std::uint32_t>(begin - column * kv.size),
             static_cast<std::uint32_t>(piece_end - column * kv.size));
       std::copy_n(&fingerprints_[static_cast<std::size_t>(begin - fingerprints_begin_)],
@@ -175,6 +207,7 @@ void LabelBlocks::read_column(const BlockRow& row, const BlockKv& kv, std::int64
   const std::int64_t begin = std::max(kv.first, column * kv.size);
   const std::int64_t end = std::min(row.start, (column + 1) * kv.size);
   const BlockId block = block_at(kv.columns, column);
+  read(block);
   prefixes_.resize(static_cast<std::size_t>(end - begin));
   row.tokens.prefix_fingerprints(static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end),
                                  prefixes_);
@@ -190,6 +223,7 @@ void LabelBlocks::read_column(const BlockRow& row, const BlockKv& kv, std::int64
 Label LabelBlocks::begin(const BlockRow& row, const BlockStates& states) {
   if (states.from_nothing) return {};
   ++checks_.states;
+  read(states.recurrent);
   const Label begun = recurrent_of(states.recurrent, states.group);
   const Label expected = label_of(row.tokens, static_cast<std::uint32_t>(row.start));
   if (begun != expected)
@@ -284,11 +318,24 @@ void LabelBlocks::check_block(BlockId block) {
 }
 
 void LabelBlocks::check_entry(const BlockPool::Entry& entry) {
-  const GroupSpec& spec = rules_.groups[entry.group];
-  const std::int64_t tokens = entry.tokens;
   require(entry.key < of_key_.size() && of_key_[entry.key].size() == entry.tokens,
           "a key stands for the tokens that it was made of");
-  const Tokens& prefix = of_key_[entry.key];
+  check_held(entry, of_key_[entry.key]);
+}
+
+void LabelBlocks::check_chunk(BlockId block, std::uint32_t group, KeyId key, std::int64_t tokens) {
+  BlockPool::Entry entry{};
+  entry.key = key;
+  entry.group = group;
+  entry.block = block;
+  entry.tokens = static_cast<std::uint32_t>(tokens);
+  check_held(entry, of_key_[key].prefix(entry.tokens));
+}
+
+/// Compares what the block holds with the prefix, which has the entry's tokens.
+void LabelBlocks::check_held(const BlockPool::Entry& entry, const Tokens& prefix) {
+  const GroupSpec& spec = rules_.groups[entry.group];
+  const std::int64_t tokens = entry.tokens;
   const auto report_block = [&](const std::string& what, const std::string& actual) {
     std::string text = fmt::format("block {} of group {} is keyed for {}, and its {}", entry.block,
                                    entry.group, counted(tokens, "token"), what);

@@ -45,6 +45,14 @@ class LabelBlocks final : public BlockMemory {
   /// Compares every block that has a key. Every scheduled row must have run.
   void check_all();
 
+  /// A copy between tiers is in flight: until it lands, its target holds nothing and may not be
+  /// written, nor may a state's source or the first `places` places of a source with KV.
+  void queue_copy(const BlockCopy& copy, std::int64_t places);
+  /// It reads its source and writes its target.
+  void land_copy(const BlockCopy& copy);
+  /// Compares what a block of the CPU tier holds with the first `tokens` tokens of its key.
+  void check_chunk(BlockId block, std::uint32_t group, KeyId key, std::int64_t tokens);
+
   const Checks& checks() const { return checks_; }
   Findings& findings() { return findings_; }
 
@@ -69,7 +77,9 @@ class LabelBlocks final : public BlockMemory {
     bool operator==(const SeenKeys&) const = default;
   };
 
-  void report(const std::string& text, const std::string& expected, const std::string& actual);
+  void report(const std::string& text, const std::string& expected, const std::string& actual,
+              FindingKind kind = FindingKind::wrong_state_prefix);
+  void read(BlockId block);
   void run_kv(const BlockRow& row, const BlockKv& kv);
   void write_kv(const BlockKv& kv, std::int64_t begin, std::int64_t end);
   void read_column(const BlockRow& row, const BlockKv& kv, std::int64_t column);
@@ -78,12 +88,15 @@ class LabelBlocks final : public BlockMemory {
   void verify(const BlockRow& row, const BlockStates& states, Label state);
   void store(const BlockRow& row, std::uint32_t group, const BlockStates::Store& store,
              const Label& begun);
-  /// The block is written for that group.
-  void write(BlockId block, std::uint32_t group) {
+  /// The block is written for that group, from `place` on.
+  void write(BlockId block, std::uint32_t group, std::int64_t place = 0) {
     ++written_[block];
+    if (awaited_[block] > 0 || place < guarded_[block]) [[unlikely]]
+      report_write(block);
     if (group_[block] != group) [[unlikely]]
       destroy(block, group);
   }
+  void report_write(BlockId block);
   void destroy(BlockId block, std::uint32_t group);
   void cover(BlockId block, std::uint32_t first, std::uint32_t end);
   /// Whether the block has the KV of that group at these places.
@@ -96,6 +109,7 @@ class LabelBlocks final : public BlockMemory {
   }
   void check_block(BlockId block);
   void check_entry(const BlockPool::Entry& entry);
+  void check_held(const BlockPool::Entry& entry, const Tokens& prefix);
 
   std::uint64_t* kv_of(BlockId block) { return &kv_[block * kv_size_]; }
   std::uint64_t* conv_of(BlockId block) { return &conv_[block * conv_size_]; }
@@ -114,6 +128,9 @@ class LabelBlocks final : public BlockMemory {
   std::vector<Label> recurrent_;         // by block
   std::vector<std::uint32_t> written_;   // by block: how often
   std::vector<std::uint32_t> group_;     // by block: for which group, last
+  std::vector<std::uint32_t> awaited_;   // by block: copies in flight that write it
+  std::vector<std::uint32_t> readers_;   // by block: copies in flight that read it
+  std::vector<std::int64_t> guarded_;    // by block: places that these read
   std::vector<Places> written_places_;   // by block: of KV, for that group
   std::vector<SeenKeys> compared_keys_;  // by block
   // By place, by group, by column: KV that was compared when it was read.
@@ -123,6 +140,31 @@ class LabelBlocks final : public BlockMemory {
   Findings findings_;
   std::vector<std::uint64_t> fingerprints_, prefixes_, rows_;  // scratch
   std::int64_t fingerprints_begin_ = 0;
+};
+
+/// The blocks as labels and as numbers: each call goes to both, so that a finding can say both that
+/// a block stands for another prefix and by how much that moves an output.
+class LabelledBlocks final : public BlockMemory {
+ public:
+  /// Both outlive it.
+  LabelledBlocks(LabelBlocks& labels, NumberedBlocks& numbers)
+      : labels_(labels), numbers_(numbers) {}
+
+  void admit(std::uint32_t place) override { numbers_.admit(place), labels_.admit(place); }
+  void learn(const std::vector<KeyId>& keys, const Tokens& tokens) override {
+    numbers_.learn(keys, tokens), labels_.learn(keys, tokens);
+  }
+  void lose(BlockId block) override { numbers_.lose(block), labels_.lose(block); }
+  void copy(const BlockCopy& copy) override { numbers_.copy(copy), labels_.copy(copy); }
+  void receive(const BlockRow& row) override { numbers_.receive(row), labels_.receive(row); }
+  void forward(const BlockRow& row) override { numbers_.forward(row), labels_.forward(row); }
+  void launch() override { numbers_.launch(), labels_.launch(); }
+  void move(const BlockMove& move) override { numbers_.move(move), labels_.move(move); }
+  void check(BlockId block) override { numbers_.check(block), labels_.check(block); }
+
+ private:
+  LabelBlocks& labels_;
+  NumberedBlocks& numbers_;
 };
 
 }  // namespace lockstep::cache_sim

@@ -10,11 +10,19 @@
 //   A6  the null block has no key and no reference
 //   A7  a block stands once in a table of a group, and in two tables only where it has a key
 //
+// Of the CPU tier, with the laws of copies in flight that reference/caches/vllm.md lists:
+//
+//   L1  a chunk that may be loaded holds what its key says
+//   L6  a chunk's place is that of one key, and those of no key are free
+//   L7  a chunk is written, or read so many times, as copies that are not settled say
+//   L8  a request that waits for a load has one
+//
 // After each operation it looks at the blocks whose references changed; recompute() at everything.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -42,6 +50,7 @@ class VllmAuditor final : public Auditor {
   void after(const Operation& operation, const Reply& /*reply*/, Findings& findings) override {
     findings_ = &findings;
     take_worker_findings();
+    if (findings.empty() && policy_.tier() != nullptr) check_tier(*policy_.tier());
     if (!findings.empty()) return;
     collect_changes(operation);
     check_changed();
@@ -140,6 +149,9 @@ class VllmAuditor final : public Auditor {
       count(copy.source, 1);
       count(copy.target, 1);
     }
+    for (const BlockId block : leaving_) count(block, -1);
+    leaving_ = leaving();
+    for (const BlockId block : leaving_) count(block, 1);
     if (!operation.id.exists()) return;
     if (operation.id.index() >= tables_.size()) tables_.resize(operation.id.index() + 1);
     Table& known = tables_[operation.id.index()];
@@ -151,6 +163,15 @@ class VllmAuditor final : public Auditor {
       const bool runs = request != nullptr && request->blocks.runs;
       follow_table(known[group], runs ? request->blocks.tables[group].columns : kNone);
     }
+  }
+
+  /// Blocks that stand in tables of requests which have left before their loads landed.
+  std::vector<BlockId> leaving() const {
+    std::vector<BlockId> blocks;
+    for (const BlockRequest& request : policy_.leaving())
+      for (const BlockTable& table : request.tables)
+        blocks.insert(blocks.end(), table.columns.begin(), table.columns.end());
+    return blocks;
   }
 
   void follow_table(std::vector<BlockId>& known, const std::vector<BlockId>& now) {
@@ -249,6 +270,74 @@ class VllmAuditor final : public Auditor {
     }
   }
 
+  // --- The CPU tier
+  // -------------------------------------------------------------------------------
+
+  void check_tier(const OffloadTier& tier) {
+    std::map<ChunkKey, std::int32_t> uses;  // -1: a store writes it
+    const auto collect = [&](const auto& jobs) {
+      for (const OffloadTier::Job& job : jobs)
+        for (const ChunkKey& key : job.keys)
+          if (!tier.is_stale(job)) uses[key] += job.is_load ? 1 : -1;
+    };
+    collect(tier.waiting());
+    collect(tier.stores());
+    collect(tier.new_loads());
+    collect(tier.loads());
+    const BlockRules& rules = policy_.manager().rules();
+    std::vector<char> seen(static_cast<std::size_t>(rules.cpu_chunks));
+    for (const auto& [key, chunk] : tier.chunks().all()) {
+      const auto named = [key = key] {
+        return fmt::format("the chunk of group {} for {}", key.group, counted(key.tokens, "token"));
+      };
+      if (chunk.index >= seen.size() || seen[chunk.index]++ != 0)
+        report(FindingKind::slot_in_two_places,
+               fmt::format("{} lies at place {}, as another one does", named(), chunk.index),
+               "a place of its own", "a shared one");
+      if (chunk.readers != uses[key])
+        report(FindingKind::lock_imbalance,
+               fmt::format("{} counts {} (-1: it is written)", named(),
+                           counted(chunk.readers, "load")),
+               std::to_string(uses[key]), std::to_string(chunk.readers));
+      else if (chunk.is_ready())
+        check_chunk(tier, key, chunk.index);
+    }
+    const std::int64_t all = std::ssize(tier.chunks().all()) + tier.chunks().free_count();
+    if (all != rules.cpu_chunks)
+      report(FindingKind::leak, "chunks are neither free nor of a key",
+             std::to_string(rules.cpu_chunks), std::to_string(all));
+    check_loads(tier);
+    take_worker_findings();
+  }
+
+  void check_chunk(const OffloadTier& tier, const ChunkKey& key, std::uint32_t chunk) {
+    const BlockRules& rules = policy_.manager().rules();
+    const GroupSpec& spec = rules.groups[key.group];
+    const std::int64_t end = ceil_div(key.tokens, spec.block);
+    const std::int64_t count = is_state(spec.kind) ? 1 : rules.blocks_per_chunk;
+    for (std::int64_t column = end - count; column < end; ++column)
+      labels_.check_chunk(tier.host_block(chunk, column), key.group, key.key,
+                          std::min<std::int64_t>(key.tokens, (column + 1) * spec.block));
+  }
+
+  void check_loads(const OffloadTier& tier) {
+    const auto has_load = [&](OffloadTier::RequestId id) {
+      const auto is_its = [&](const OffloadTier::Job& job) { return job.request == id; };
+      return std::any_of(tier.loads().begin(), tier.loads().end(), is_its) ||
+             std::any_of(tier.new_loads().begin(), tier.new_loads().end(), is_its);
+    };
+    const auto check = [&](OffloadTier::RequestId id, const std::string& name) {
+      if (!has_load(id) && !tier.is_loaded(id))
+        report(FindingKind::stuck, fmt::format("{} waits for a load, and there is none", name),
+               "a copy in flight", "none");
+    };
+    for (const VllmRequest& request : policy_.requests())
+      if (request.id.exists() && request.is_loading)
+        check(request.blocks.offload, fmt::format("request `{}`", request.id.text()));
+    for (const BlockRequest& request : policy_.leaving())
+      check(request.offload, "a request that has left");
+  }
+
   // --- Everything, from nothing
   // -------------------------------------------------------------------
 
@@ -259,6 +348,8 @@ class VllmAuditor final : public Auditor {
       ++uses[copy.target];
     }
     std::vector<std::int32_t> tables(records_.size());
+    for (const BlockId block : leaving())
+      if (block != kNullBlock) ++uses[block], ++tables[block];
     for (const VllmRequest& request : policy_.requests()) {
       if (!request.id.exists() || !request.blocks.runs) continue;
       for (const BlockTable& table : request.blocks.tables)
@@ -338,6 +429,7 @@ class VllmAuditor final : public Auditor {
   std::vector<Record> records_;
   std::vector<Table> tables_;  // by Name::index()
   std::vector<BlockCopy> copies_;
+  std::vector<BlockId> leaving_;
   std::vector<BlockId> changed_;
   std::size_t queue_size_ = 0;
   Findings* findings_ = nullptr;

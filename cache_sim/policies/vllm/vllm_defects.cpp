@@ -1,6 +1,7 @@
 // The defects of the vLLM policies: each sets one rule to a wrong value. Those marked (0.33) are
 // what vLLM 0.33 itself does; reports/found/ describes them.
 #include "cache_sim/policies/vllm/block_rules.hpp"
+#include "cache_sim/trace/public_reports.hpp"
 #include "reference/protocol/defect.hpp"
 
 namespace lockstep::cache_sim {
@@ -140,6 +141,40 @@ const BrokenRule<Rules> kBroken[] = {
     {"vllm-all:stores-chunk-ends-alone",
      "kernels store the state after a chunk's last token, and none where they pass a block's end",
      &Rules::stores_chunk_ends_alone, true},
+    // Of the CPU tier (offload_tier.hpp).
+    {"vllm-align:stores-before-the-forward",
+     "a store starts in the step that decides it, and reads blocks that this step's forward still "
+     "writes (vLLM #45704)",
+     &Rules::stores_wait_for_forward, false},
+    {"vllm-align:stores-the-last-token",
+     "of a request that has ended, the slot of the last sampled token is stored too, which holds "
+     "nothing or a rejected draft's KV",
+     &Rules::stores_committed_tokens, false},
+    {"vllm-align:loads-what-is-being-stored",
+     "a look-up takes a chunk for a hit whose store has not landed",
+     &Rules::look_ups_wait_for_stores, false},
+    {"vllm-align:loads-without-states",
+     "a hit on the CPU tier is as long as attention's, whatever states are there (vLLM #53730)",
+     &Rules::tier_hits_need_states, false},
+    {"vllm-align:evicts-what-is-read",
+     "a chunk that a load in flight reads may be evicted, and another one is stored in its place",
+     &Rules::loads_pin_chunks, false},
+    {"vllm-align:goes-on-before-the-load",
+     "a request that waits for a load goes on before the load has landed",
+     &Rules::loads_wait_to_land, false},
+    {"vllm-align:frees-aborted-loads",
+     "a request that is aborted gives back at once the blocks that its load in flight writes",
+     &Rules::aborted_loads_keep_blocks, false},
+    {"vllm-align:reuses-blocks-under-a-store",
+     "a block is given out again while its store is to come, which then stores what the new owner "
+     "writes",
+     &Rules::flushes_reused_blocks, false},
+    {"vllm-align:preempts-without-flush",
+     "stores of a request that is preempted come after its blocks were given out again",
+     &Rules::flushes_preempted, false},
+    {"vllm-align:resets-without-flush",
+     "after a reset of the CPU tier, chunks are stored where copies in flight still read or write",
+     &Rules::resets_flush, false},
     // Of the pool and its bookkeeping: what the auditor is there to see.
     {"vllm-align:hits-take-no-reference",
      "the blocks of a hit stand in a request's table and are free to be popped",
@@ -160,6 +195,9 @@ const BrokenRule<Rules> kBroken[] = {
     {"vllm-align:index-keeps-removed-keys", "keys that a block has lost still lead to it",
      &Rules::unindexes_removed_keys, false},
 };
+
+// The project whose bug reports traces of this family cite.
+const Registration<PublicProject> kVllm{{"vllm", "vllm-project/vllm"}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

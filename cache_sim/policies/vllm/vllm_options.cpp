@@ -14,7 +14,9 @@ VllmOptions VllmOptions::of(const Config& config) {
           .checkpoint = config.number("checkpoint"),
           .shared_prefix_checkpoint = config.number("shared_prefix_checkpoint"),
           .eagle = config.number("eagle"),
-          .modules = config.number("modules")};
+          .modules = config.number("modules"),
+          .cpu_chunks = config.number("cpu_chunks"),
+          .blocks_per_chunk = config.number("blocks_per_chunk")};
 }
 
 void VllmOptions::write(Config& config) const {
@@ -28,6 +30,8 @@ void VllmOptions::write(Config& config) const {
   config.put("shared_prefix_checkpoint", shared_prefix_checkpoint);
   config.put("eagle", eagle);
   config.put("modules", modules);
+  config.put("cpu_chunks", cpu_chunks);
+  config.put("blocks_per_chunk", blocks_per_chunk);
 }
 
 namespace {
@@ -58,6 +62,10 @@ const Registration<ConfigOption> kSharedPrefixCheckpoint{{.name = "shared_prefix
                                                           .for_children = true}};
 const Registration<ConfigOption> kEagle{
     {.name = "eagle", .otherwise = "0", .number = {{0, 2}}, .for_children = true}};
+const Registration<ConfigOption> kCpuChunks{
+    {.name = "cpu_chunks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true}};
+const Registration<ConfigOption> kBlocksPerChunk{
+    {.name = "blocks_per_chunk", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
 const Registration<ConfigOption> kModules{
     {.name = "modules", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
 

@@ -19,7 +19,9 @@ struct VllmOptions {
                             ///< of so many after its start; 0: they do not
   std::int64_t shared_prefix_checkpoint;  ///< a junction inside a block is kept
   std::int64_t eagle;
-  std::int64_t modules;  ///< of MTP: each reads one token further ahead in a prefill
+  std::int64_t modules;     ///< of MTP: each reads one token further ahead in a prefill
+  std::int64_t cpu_chunks;  ///< chunks of the OffloadingConnector's CPU tier; 0: there is none
+  std::int64_t blocks_per_chunk;
 
   static VllmOptions of(const Config& config);
   /// Sets them in the configuration.

@@ -30,6 +30,7 @@ VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
   lookahead_ = scheduler.lookahead;
   cuts_padding_ = scheduler.is_vllm && manager_.rules().splitter_block == 0 && !scheduler.adapts &&
                   scheduler.long_prefill > 0 && scheduler.long_prefill <= config_.drafts;
+  if (manager_.rules().cpu_chunks > 0) tier_ = std::make_unique<OffloadTier>(manager_.rules());
   if (numbers_ == nullptr) return;
   if (numbers_->is_beside_labels())
     keep_labels();
@@ -48,7 +49,9 @@ Result<Reply> VllmPolicy::apply(const Operation& operation) {
     case Verb::abort:
     case Verb::preempt: return release(operation);
     case Verb::step: forward(); return Reply{};
-    case Verb::evict: return evict(std::max<std::int64_t>(operation.kv, 0));
+    case Verb::evict: return evict(operation);
+    case Verb::land: return land(operation);
+    case Verb::settle: return settle();
     case Verb::flush: return flush();
     case Verb::check: return check();
     default: break;
@@ -78,6 +81,7 @@ Result<VllmRequest*> VllmPolicy::idle(const Operation& operation) {
 LabelBlocks& VllmPolicy::keep_labels() {
   if (labels_) return *labels_;
   labels_ = std::make_unique<LabelBlocks>(manager_.rules(), manager_.pool(), numbers_);
+  if (tier_) tier_->follow(*labels_);
   if (numbers_ == nullptr) {
     follow(*labels_);
     return *labels_;
@@ -124,6 +128,7 @@ void VllmPolicy::begin_step() {
 /// The step is decided and runs (rule 17).
 void VllmPolicy::forward() {
   has_begun_ = goes_on_prefilling_ = false;
+  if (tier_) end_schedule();
   if (worker_ && knows_its_rows()) run_worker();
   for (const std::uint32_t place : scheduled_) requests_[place].scheduled = false;
   scheduled_.clear();
@@ -186,6 +191,10 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   look_up(request);
   const std::int64_t offered = std::min<std::int64_t>(operation.external, size - 1);
   request.external = std::max<std::int64_t>(offered - request.hit.tokens, 0);
+  if (tier_) {
+    if (operation.external > 0) return fail("admit: with cpu_chunks= nobody else sends tokens");
+    if (!look_up_tier(request)) return Reply::refusal(Refusal::same_step);
+  }
   request.loads = request.is_loading = request.was_loaded = false;
   request.id = operation.id;
   request.waits = true;
@@ -201,6 +210,7 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   Reply reply;
   reply.set(ReplyField::cached, request.hit.tokens + request.external);
   reply.set(ReplyField::junction, request.hit.junction);
+  if (tier_) reply.set(ReplyField::host, request.external);
   return reply;
 }
 
@@ -214,6 +224,8 @@ Result<void> VllmPolicy::check_extend(const VllmRequest& request,
                                       const Operation& operation) const {
   if (operation.async != (config_.overlap != 0))
     return fail("extend: async=1 is for a config with overlap=1, and all of its extends are");
+  if (operation.n > 0 && request.waits && tier_ && request.external > 0)
+    return fail(fmt::format("extend: request `{}` loads first (n=0 async=1)", operation.id.text()));
   if (operation.n == 0)
     return fail(
         fmt::format("extend: n=0 loads what another server sends, and request `{}` lacks "
@@ -333,6 +345,7 @@ Reply VllmPolicy::load(VllmRequest& request) {
   if (allocated != Allocated::yes)
     return Reply::refusal(allocated == Allocated::no_blocks ? Refusal::no_kv : Refusal::same_step);
   LOCKSTEP_MARK("vllm.loads_behind_the_step");
+  if (tier_) tier_->load(request.blocks, request.hit.tokens, request.external);
   ++changes_;
   request.waits = false;
   request.is_loading = request.scheduled = true;
@@ -350,7 +363,7 @@ void VllmPolicy::end_load(VllmRequest& request) {
   request.was_loaded = true;
   manager_.publish(request.blocks, request.blocks.computed);
   ++changes_;
-  if (worker_ && knows_its_rows())
+  if (worker_ && knows_its_rows() && !tier_)
     worker_->receive({.place = static_cast<std::uint32_t>(&request - requests_.data()),
                       .request = &request.blocks,
                       .tokens = keyed_tokens(request.known, request.content),
@@ -363,6 +376,9 @@ void VllmPolicy::end_load(VllmRequest& request) {
 Result<Reply> VllmPolicy::complete(const Operation& operation) {
   VllmRequest* const request = find(operation.id);
   if (request != nullptr && request->is_loading) {
+    if (tier_ && manager_.rules().loads_wait_to_land &&
+        !tier_->take_loaded(request->blocks.offload))
+      return Reply::refusal(Refusal::same_step);
     end_load(*request);
     return Reply{};
   }
@@ -448,6 +464,7 @@ Result<Reply> VllmPolicy::release(const Operation& operation) {
     forward();
   if (!request->waits) ++changes_;
   if (!request->waits && !request->is_loading && !request->was_loaded) --running_;
+  if (tier_) leave_tier(*request, operation.verb);
   manager_.free(request->blocks);
   request->id = Name();
   request->known = request->drafts = Tokens();
@@ -470,7 +487,7 @@ Result<Reply> VllmPolicy::checkpoint(const Operation& operation) {
   return reply;
 }
 
-Reply VllmPolicy::evict(std::int64_t blocks) {
+Reply VllmPolicy::evict_keys(std::int64_t blocks) {
   if (!scheduled_.empty()) forward();
   std::int64_t evicted = 0;
   const BlockPool& pool = manager_.pool();
@@ -487,7 +504,12 @@ Reply VllmPolicy::evict(std::int64_t blocks) {
 }
 
 Reply VllmPolicy::flush() {
-  if (!scheduled_.empty()) forward();
+  if (!scheduled_.empty() || tier_) forward();
+  if (tier_) {
+    while (tier_->land(true) || tier_->land(false)) continue;
+    settle();
+    tier_->reset();
+  }
   std::int64_t keyed = 0;
   const BlockPool& pool = manager_.pool();
   for (BlockId block = 1; block <= pool.block_count(); ++block)
@@ -515,6 +537,8 @@ Reply VllmPolicy::check() const {
 ///   of each block: references, keys of it: primary first, its tokens, the others by group and
 ///   number each key that several blocks have, by group and number: those blocks in order each
 ///   request, by name: of each group its columns, columns cached, the column to copy and block
+///   of each chunk of the CPU tier, by group and number: loads that read it, its place, its rank
+///   and position; 0; the numbers of stores that wait, and of copies to the host and to the device
 ///
 /// Keys are numbers in the order of their first appearance, from 1; a list is closed by a 0 (rule
 /// 26).
@@ -565,6 +589,7 @@ std::int64_t VllmPolicy::contents() const {
       add(table.partial_column);
       add(table.partial_block);
     }
+  if (tier_) add_tier(add);
   return static_cast<std::int64_t>(digest);
 }
 
@@ -618,6 +643,8 @@ std::unique_ptr<Subject> make_all(const SubjectOptions& options) {
 
 template <GroupKind mamba>
 Result<BlockGroups> groups(const Config& config) {
+  if (config.number("cpu_chunks") > 0)
+    return fail("field cpu_chunks: chunks of the CPU tier hold labels alone");
   if (config.overlap != 0 && config.drafts != 0)
     return fail(
         "field overlap: with drafts a row begins before it is known after which tokens, so blocks "
@@ -635,9 +662,9 @@ const ConfigFields kSparseFields{
     "drafts", "hash_algorithm", "checkpoint", "modules",    "shared_prefix_checkpoint",
     "overlap"};
 const ConfigFields kFields{
-    "blocks",    "block",          "groups",     "hash_block", "eagle",
-    "drafts",    "hash_algorithm", "checkpoint", "modules",    "shared_prefix_checkpoint",
-    "retention", "overlap"};
+    "blocks",    "block",          "groups",     "hash_block",      "eagle",
+    "drafts",    "hash_algorithm", "checkpoint", "modules",         "shared_prefix_checkpoint",
+    "retention", "overlap",        "cpu_chunks", "blocks_per_chunk"};
 
 const Registration<PolicyEntry> kVllmAlign{
     {.name = "vllm-align",
@@ -646,7 +673,7 @@ const Registration<PolicyEntry> kVllmAlign{
      .config_fields = kFields,
      .make = make,
      .check = check_config,
-     .capabilities = kCapabilities,
+     .capabilities = kCapabilities | Capabilities{Capability::tiers},
      .tells_forwards = true,
      .groups = groups<GroupKind::mamba>}};
 const Registration<PolicyEntry> kVllmAlignRetention0{

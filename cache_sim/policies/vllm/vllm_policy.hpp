@@ -21,20 +21,25 @@
 //   accept    the tokens of a verification: what they fill is published. With drafts configured
 //             also the token of a row that had none; with overlap, of the oldest row
 //   finish, abort, preempt   give the blocks back; what was published stays until it is popped
+//             With cpu_chunks the load of what the CPU tier has: refused as same_step until it has
+//             landed and is settled
+//   land, settle   a copy between the tiers is done; the scheduler hears of those that are
 //   evict     takes the keys of the first blocks of the free queue that have some
-//   flush     takes all keys, where no request holds a block
+//   flush     takes all keys, where no request holds a block. With cpu_chunks it waits for all
+//             copies first, and resets the CPU tier, which `evict tier=host` does alone
 //
 // There is no `checkpoint` to ask for: every prefill chunk ends where a state can be kept. Rules
 // are cited by their numbers in reference/caches/vllm.md.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cache_sim/policies/vllm/align_worker.hpp"
 #include "cache_sim/policies/vllm/block_manager.hpp"
-#include "cache_sim/policies/vllm/labelled_blocks.hpp"
+#include "cache_sim/policies/vllm/offload_tier.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
@@ -76,6 +81,10 @@ class VllmPolicy final : public Subject {
   Findings take_findings() override;
 
   const BlockManager& manager() const { return manager_; }
+  /// Null where there is none.
+  const OffloadTier* tier() const { return tier_.get(); }
+  /// Blocks of aborted requests whose loads have not landed.
+  const std::vector<BlockRequest>& leaving() const { return leaving_; }
   const std::vector<VllmRequest>& requests() const { return requests_; }
   /// Null where no request has this name.
   const VllmRequest* request(Name id) const;
@@ -101,8 +110,15 @@ class VllmPolicy final : public Subject {
   Result<Reply> accept(const Operation& operation);
   Result<void> take_result(VllmRequest& request, const Tokens& tokens);
   Result<Reply> release(const Operation& operation);
+  bool look_up_tier(VllmRequest& request);
+  void end_schedule();
+  void leave_tier(VllmRequest& request, Verb verb);
+  Result<Reply> land(const Operation& operation);
+  Result<Reply> settle();
+  Result<Reply> evict(const Operation& operation);
+  void add_tier(const std::function<void(std::int64_t)>& add) const;
   Result<Reply> checkpoint(const Operation& operation);
-  Reply evict(std::int64_t blocks);
+  Reply evict_keys(std::int64_t blocks);
   Reply flush();
   Reply check() const;
   std::int64_t contents() const;
@@ -134,6 +150,8 @@ class VllmPolicy final : public Subject {
   bool goes_on_prefilling_ = false;       // a row of this step whose request ran before it
   bool has_begun_ = false;                // this step, with the end of a load
   std::uint64_t changes_ = 0;
+  std::unique_ptr<OffloadTier> tier_;
+  std::vector<BlockRequest> leaving_;
   // Null where the blocks' content is not followed.
   NumberedBlocks* numbers_;
   std::unique_ptr<LabelBlocks> labels_;

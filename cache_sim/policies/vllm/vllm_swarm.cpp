@@ -6,6 +6,7 @@
 
 #include "cache_sim/draw/swarm.hpp"
 #include "cache_sim/model/fidelity.hpp"
+#include "cache_sim/policies/vllm/block_rules.hpp"
 #include "cache_sim/policies/vllm/vllm_options.hpp"
 #include "reference/base/registry.hpp"
 
@@ -210,9 +211,37 @@ void draw_preempted_images(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
   fields.optional("blocks", static_cast<std::int64_t>(6 + draw.below(10)));
 }
 
+/// Sometimes single operations have a CPU tier, of few chunks: beside groups of attention and
+/// states, without what its look-up does not know.
+void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
+  Config& config = swarm.config;
+  VllmOptions options = VllmOptions::of(config);
+  const auto has = [&](const char* kind) { return options.groups.find(kind) != std::string::npos; };
+  const bool fits = options.groups.empty() || (has("mamba") && !has("window"));
+  const bool draws = draw.chance(1, 3) && fits && !swarm.scheduled && fields.has("cpu_chunks") &&
+                     fields.free("cpu_chunks") && !has_numbers(config);
+  if (!draws && config.number("cpu_chunks") == 0) return;
+  swarm.scheduled = false;
+  config.ranks = 1;
+  config.routing.clear();
+  if (!fits && fields.free("groups"))
+    config.put("groups", fmt::format("attention:{0},mamba:{0}", options.block));
+  for (const char* const field : {"eagle", "checkpoint", "shared_prefix_checkpoint", "overlap"})
+    fields.optional(field, 0);
+  fields.optional("modules", 1);
+  if (options.retention == "none")
+    fields.optional("blocks_per_chunk", draw.chance(2, 3) ? 1 : 2);
+  else if (config.number("blocks_per_chunk") > 1 && fields.free("retention"))
+    config.put("retention", "none");  // which would have to be a multiple of its chunks
+  if (!draws) return;
+  fields.optional("cpu_chunks", draw.between(2, draw.chance(1, 2) ? 8 : 40));
+  if (!BlockRules::of(config)) fields.optional("cpu_chunks", 0);
+}
+
 void schedule(SwarmDraw& part) {
   Draw draw = part.draw.stream("vllm scheduler");
   auto& [all, accepted, fields, swarm, scale] = part;
+  draw_cpu_tier(part.draw.stream("vllm cpu tier"), fields, swarm);
   draw_steps_ahead(draw, fields, swarm);
   if (!fields.free("scheduler")) return;
   if (!swarm.scheduled) return draw_block_budget(draw, swarm);
@@ -288,6 +317,13 @@ void draw_padding(SwarmDraw& part) {
 void rate(SwarmDraw& part) {
   Draw draw = part.draw.stream("vllm rates");
   auto& [all, accepted, fields, swarm, scale] = part;
+  if (swarm.config.number("cpu_chunks") != 0) {
+    swarm.sent = 0;  // nobody else sends tokens
+    swarm.copies = static_cast<int>(part.draw.stream("vllm copies").between(1, 12));
+    // Prompts come again when the device has lost them.
+    swarm.evict = std::max(swarm.evict, 1);
+    swarm.shared = std::max(swarm.shared, 7);
+  }
   draw_connector(part);
   draw_meetings(draw, fields, swarm);
   swarm.block = swarm.config.number("block");

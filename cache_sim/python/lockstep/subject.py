@@ -217,6 +217,8 @@ class Config:
     checkpoint: int = 0  # kernels store a state inside a prompt's last chunk, a multiple of so many tokens from its start
     modules: int = 1  # of multi-token prediction
     shared_prefix_checkpoint: bool = False  # a junction inside a block is kept
+    cpu_chunks: int = 0  # chunks of a connector's CPU tier; 0: there is none
+    blocks_per_chunk: int = 1  # of a group
     graph_batches: str = ""
     ranks: int = 1
     routing: str = ""

@@ -207,9 +207,11 @@ TEST(Fidelity, ofReferenceEndsEveryTraceOfABlockCacheAsItsHeadSays) {
         std::vector<std::string> words = directive_words(directive, file);
         words.insert(words.end(), {"--fidelity", "reference"});
         const testing_support::ProgramRun run = testing_support::run_program(words);
-        if (trace.config.overlap != 0 && trace.config.drafts != 0) {
+        const bool has_tier = trace.config.number("cpu_chunks") != 0;
+        if (has_tier || (trace.config.overlap != 0 && trace.config.drafts != 0)) {
           EXPECT_EQ(run.status, kExitBadInput) << file;
-          EXPECT_THAT(run.err, HasSubstr("field overlap: with drafts"));
+          EXPECT_THAT(run.err,
+                      HasSubstr(has_tier ? "field cpu_chunks" : "field overlap: with drafts"));
           ++refused;
           continue;
         }
@@ -223,7 +225,7 @@ TEST(Fidelity, ofReferenceEndsEveryTraceOfABlockCacheAsItsHeadSays) {
       }
     }
   EXPECT_GT(played, 90);
-  EXPECT_EQ(refused, 4);  // runs of three traces
+  EXPECT_EQ(refused, 24);  // runs of 13 traces
 }
 
 /// The error for `config` in the form of --config; empty where it fits.
