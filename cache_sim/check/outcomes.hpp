@@ -73,7 +73,7 @@ struct KeptEvent {
   std::int64_t kv_used = 0;
   std::int64_t states_used = 0;
   std::vector<SnapshotHost::InFlight> copies{};  ///< in flight after it
-  std::vector<std::string> rows{};  ///< of a fidelity with numbers: the rows that ran
+  std::vector<std::string> rows{};               ///< of a fidelity with numbers: the rows that ran
 };
 
 }  // namespace lockstep::cache_sim
