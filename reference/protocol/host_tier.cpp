@@ -24,6 +24,14 @@ bool takes_host_tier(const ConfigFields& fields) {
   return fields.contains(kKvField) || fields.contains(kStatesField);
 }
 
+Result<bool> names_host(const Operation& operation) {
+  const std::string tier = operation.tier.exists() ? operation.tier.text() : "device";
+  if (tier != "host" && tier != "device")
+    return fail(
+        fmt::format("{}: tier={} is neither device nor host", to_string(operation.verb), tier));
+  return tier == "host";
+}
+
 std::string host_tier_fields(std::int64_t kv_tokens, std::int64_t states) {
   return fmt::format("{}={},{}={}", kKvField, kv_tokens, kStatesField, states);
 }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "reference/protocol/config.hpp"
+#include "reference/protocol/operation.hpp"
 
 namespace lockstep {
 
@@ -13,6 +14,10 @@ bool has_host_tier(const Config& config);
 
 /// Whether one of these fields is about a host tier.
 bool takes_host_tier(const ConfigFields& fields);
+
+/// Whether the operation's `tier=` names the host; without one it means the device. The error is a
+/// sentence.
+Result<bool> names_host(const Operation& operation);
 
 /// The fields that make a host tier of this size: `host_kv=…,host_states=…`.
 std::string host_tier_fields(std::int64_t kv_tokens, std::int64_t states);

@@ -1,11 +1,10 @@
 // The host tier as requests and traces see it: loads at an admission, and the verbs land, settle
 // and evict tier=.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <limits>
 
 #include "cache_sim/policies/sglang/sglang_policy.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -57,15 +56,14 @@ void SglangPolicy::await_loads(RadixRequest& request) {
 }
 
 Result<Reply> SglangPolicy::evict(const Operation& operation) {
-  const bool of_host = operation.tier.exists() && operation.tier.text() == "host";
-  if (operation.tier.exists() && !of_host && operation.tier.text() != "device")
-    return fail(fmt::format("evict: tier={} is neither device nor host", operation.tier.text()));
+  const Result<bool> of_host = names_host(operation);
+  if (!of_host) return tl::unexpected(of_host.error());
   if (operation.tier.exists() && !host_) return fail("evict: tier= is for a config with host_kv=");
-  if (of_host && operation.room != Operation::kAbsent) return fail("evict: room= is the device's");
+  if (*of_host && operation.room != Operation::kAbsent) return fail("evict: room= is the device's");
   if (operation.room != Operation::kAbsent) return make_room(operation);
   const std::int64_t kv = std::max<std::int64_t>(operation.kv, 0);
   const std::int64_t states = std::max<std::int64_t>(operation.state, 0);
-  if (!of_host) return evict(kv, states);
+  if (!*of_host) return evict(kv, states);
   const RadixTree::Evicted evicted = tree_.evict_host(kv, states);
   return Reply{}.set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
 }
@@ -83,11 +81,9 @@ Reply SglangPolicy::flush() {
 
 Result<Reply> SglangPolicy::land(const Operation& operation) {
   if (!host_) return fail("land: a config without host_kv= has no copies");
-  const std::string& tier = operation.tier.text();
-  if (tier != "host" && tier != "device")
-    return fail(fmt::format("land: tier={} is neither device nor host", tier));
-  return Reply{}.set(ReplyField::n,
-                     host_->land(tier == "host" ? host_->backups : host_->loads) ? 1 : 0);
+  return names_host(operation).map([&](bool to_host) {
+    return Reply{}.set(ReplyField::n, host_->land(to_host ? host_->backups : host_->loads) ? 1 : 0);
+  });
 }
 
 Result<Reply> SglangPolicy::settle() {

@@ -1,11 +1,10 @@
 // The CPU tier as requests and traces see it: the look-up behind a local hit, the end of a
 // schedule, and the verbs land, settle and evict tier=.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 
 #include "cache_sim/policies/vllm/vllm_policy.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -59,10 +58,8 @@ void VllmPolicy::leave_tier(VllmRequest& request, Verb verb) {
 
 Result<Reply> VllmPolicy::land(const Operation& operation) {
   if (!tier_) return fail("land: a config without cpu_chunks= has no copies");
-  const std::string& tier = operation.tier.text();
-  if (tier != "host" && tier != "device")
-    return fail(fmt::format("land: tier={} is neither device nor host", tier));
-  return Reply{}.set(ReplyField::n, tier_->land(tier == "host") ? 1 : 0);
+  return names_host(operation).map(
+      [&](bool to_host) { return Reply{}.set(ReplyField::n, tier_->land(to_host) ? 1 : 0); });
 }
 
 /// The scheduler hears at the end of a step which copies have landed.
@@ -85,12 +82,11 @@ Result<Reply> VllmPolicy::settle() {
 }
 
 Result<Reply> VllmPolicy::evict(const Operation& operation) {
-  const bool of_host = operation.tier.exists() && operation.tier.text() == "host";
-  if (operation.tier.exists() && !of_host && operation.tier.text() != "device")
-    return fail(fmt::format("evict: tier={} is neither device nor host", operation.tier.text()));
+  const Result<bool> of_host = names_host(operation);
+  if (!of_host) return tl::unexpected(of_host.error());
   if (operation.tier.exists() && !tier_)
     return fail("evict: tier= is for a config with cpu_chunks=");
-  if (!of_host) return evict_keys(std::max<std::int64_t>(operation.kv, 0));
+  if (!*of_host) return evict_keys(std::max<std::int64_t>(operation.kv, 0));
   forward();  // what an earlier reset flushes has to land before the next one
   const std::int64_t chunks = std::ssize(tier_->chunks().all());
   tier_->reset();
