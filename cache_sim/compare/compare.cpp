@@ -202,14 +202,14 @@ class Comparer {
     }
     for (const std::int64_t bytes : request_.hosts) {
       row.host_bytes = bytes;
-      if (const Result<std::string> fits = host_of(row); !fits) return tl::unexpected(fits.error());
+      if (const Result<void> fits = divide_host(row); !fits) return fits;
       rows_.push_back(row);
     }
     return {};
   }
 
-  /// The config fields of a row's host tier, whose bytes host_share divides, or else state_share.
-  Result<std::string> host_of(const ComparedPolicy& row) const {
+  /// Divides the bytes of a row's host tier, of which states get host_share.
+  Result<void> divide_host(ComparedPolicy& row) const {
     std::string text;
     without(NamedPolicy::of(row.policy).settings, {kHostShare}, &text);
     std::int64_t share = kDefaultStateShare;
@@ -218,15 +218,13 @@ class Comparer {
       if (!given) return fail(fmt::format("policy {}: {}", row.policy, given.error().text));
       share = *given;
     }
-    const std::int64_t states =
-        std::min(*row.host_bytes / 1000 * share / model_.state_bytes, kMostSlots);
-    const std::int64_t left = *row.host_bytes - states * model_.state_bytes;
-    const std::int64_t kv = std::min(left / model_.token_bytes, kMostSlots);
-    if (states == 0 || kv == 0)
+    const Slots slots = divided(*row.host_bytes, share);
+    if (slots.states == 0 || slots.kv == 0)
       return fail(fmt::format("policy {}: --host: {} bytes have no room for one {} of model {}",
-                              row.policy, *row.host_bytes, states == 0 ? "state" : "token of KV",
-                              model_.name));
-    return host_tier_fields(kv, states);
+                              row.policy, *row.host_bytes,
+                              slots.states == 0 ? "state" : "token of KV", model_.name));
+    row.host = {.kv_tokens = slots.kv, .state_slots = slots.states};
+    return {};
   }
 
   /// The memory that the layout of a policy divides.
@@ -282,6 +280,17 @@ class Comparer {
         });
   }
 
+  /// Bytes cut into slots: `share` per mille of them for states, the rest for tokens of KV.
+  struct Slots {
+    std::int64_t kv, states;
+  };
+  Slots divided(std::int64_t bytes, std::int64_t share) const {
+    const std::int64_t states =
+        share == 0 ? 0 : std::min(bytes / 1000 * share / model_.state_bytes, kMostSlots);
+    return {std::min((bytes - states * model_.state_bytes) / model_.token_bytes, kMostSlots),
+            states};
+  }
+
   /// Divides the capacity of a row into KV slots and state slots.
   Result<void> divide_slots(const std::string& name, const PolicyEntry* policy,
                             ComparedPolicy& row) const {
@@ -289,18 +298,18 @@ class Comparer {
       return fail(fmt::format("{} bytes have no room for one {} of model {}", *row.capacity, what,
                               model_.name));
     };
-    std::int64_t left = *row.capacity;
+    std::int64_t share = 0;
     if (has_two_pools(policy)) {
       Config own = config_;
       std::string share_of_its_own;
       without(NamedPolicy::of(name).settings, {"state_share"}, &share_of_its_own);
       if (Result<void> set = own.set_all(share_of_its_own); !set) return set;
-      const std::int64_t share = own.state_share == 0 ? kDefaultStateShare : own.state_share;
-      row.state_slots = std::min(left / 1000 * share / model_.state_bytes, kMostSlots);
-      if (row.state_slots == 0) return refuse("state");
-      left -= row.state_slots * model_.state_bytes;
+      share = own.state_share == 0 ? kDefaultStateShare : own.state_share;
     }
-    row.kv_tokens = std::min(left / model_.token_bytes, kMostSlots);
+    const Slots slots = divided(*row.capacity, share);
+    row.state_slots = slots.states;
+    if (share != 0 && row.state_slots == 0) return refuse("state");
+    row.kv_tokens = slots.kv;
     row.kv_tokens -= row.kv_tokens % config_.page;
     if (row.kv_tokens == 0) return refuse("page of KV");
     return {};
@@ -371,9 +380,12 @@ class Comparer {
     replayed.subjects = {std::string(policy.name)};
     replayed.check = CheckLevel::off;
     replayed.config = without(request_.config, {"state_share", "kv_tokens", "state_slots"});
-    const std::string own =
-        without(settings, {kHostShare, has_two_pools(&policy) ? "state_share" : kHostShare});
-    const std::string host = row.host_bytes ? *host_of(row) : "";
+    std::string own = has_two_pools(&policy) ? without(settings, {"state_share"}) : settings;
+    std::string host;
+    if (row.host_bytes) {
+      own = without(own, {kHostShare});
+      host = host_tier_fields(row.host->kv_tokens, row.host->state_slots);
+    }
     for (const std::string& more : {pools_of(row, policy), host, own})
       if (!more.empty()) replayed.config += (replayed.config.empty() ? "" : ",") + more;
     replayed.limit = request_.limit;
@@ -433,11 +445,11 @@ class Comparer {
     measures.stored_tokens = content->kv_total - content->kv_free;
     measures.states = content->states_total - content->states_free;
     if (has_states) measures.dead_tokens = dead_tokens(*content);
-    if (content->host) row.host = measured_host(run, totals.host_hit_tokens);
+    if (content->host) row.host = host_of(run, totals.host_hit_tokens);
   }
 
   /// The host tiers of all ranks.
-  ComparedHost measured_host(const ReplaySession& run, std::int64_t hit_tokens) const {
+  ComparedHost host_of(const ReplaySession& run, std::int64_t hit_tokens) const {
     ComparedHost all{.hit_tokens = hit_tokens};
     const auto bytes = [&](const SnapshotHost::Copied& copied) {
       return copied.kv_tokens * model_.token_bytes + copied.states * model_.state_bytes;
