@@ -106,7 +106,8 @@ class ShortTraces {
   ShortTraces(RunOptions options, int most, std::vector<Step> alphabet)
       : options_(std::move(options)), most_(most), alphabet_(std::move(alphabet)) {}
 
-  /// The traces that begin with this history, which does not count as a part of `most`.
+  /// The traces that begin with this history, which does not count as a part of `most`, and those
+  /// of earlier calls.
   Exhausted all(const std::vector<Step>& history = {}) {
     history_ = &history;
     extend({});
@@ -241,14 +242,10 @@ Exhausted all_copies(const std::string& write_policy, const std::string& defect,
   config.put("host_kv", 5);
   config.put("host_states", 1);
   config.put("write_policy", write_policy);
+  ShortTraces traces(std::move(options), most, tier_alphabet());
   Exhausted all;
-  for (const std::vector<Step>& history : tier_histories()) {
-    const Exhausted some = ShortTraces(options, most, tier_alphabet()).all(history);
-    all.traces += some.traces;
-    all.refusals += some.refusals;
-    all.finding = some.finding;
-    if (!all.finding.empty()) return all;
-  }
+  for (const std::vector<Step>& history : tier_histories())
+    if (all = traces.all(history); !all.finding.empty()) break;
   return all;
 }
 
