@@ -178,11 +178,11 @@ class Comparer {
         return fail(fmt::format("model {} has no recurrent state, which policy {} is about",
                                 model_.name, name));
       if (request_.capacities.empty()) {
-        const Result<void> added = add(counted_row(name, policy), policy);
+        Result<void> added = add(counted_row(name, policy), policy);
         if (!added) return added;
       }
       for (const auto& capacity : request_.capacities) {
-        const Result<void> added = row_of(name, policy, capacity).and_then([&](ComparedPolicy row) {
+        Result<void> added = row_of(name, policy, capacity).and_then([&](ComparedPolicy row) {
           return add(std::move(row), policy);
         });
         if (!added) return added;
@@ -202,7 +202,7 @@ class Comparer {
     }
     for (const std::int64_t bytes : request_.hosts) {
       row.host_bytes = bytes;
-      if (const Result<void> fits = divide_host(row); !fits) return fits;
+      if (Result<void> fits = divide_host(row); !fits) return fits;
       rows_.push_back(row);
     }
     return {};
