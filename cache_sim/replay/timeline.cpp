@@ -2,6 +2,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 namespace lockstep::cache_sim {
 
@@ -23,21 +24,48 @@ std::vector<CopySpan> copy_spans(const std::vector<KeptEvent>& events) {
   return spans;
 }
 
+namespace {
+
+double microseconds(Nanoseconds time) {
+  return static_cast<double>(time) / 1000.0;
+}
+
+Json thread_name(std::size_t row, std::string_view name) {
+  return {
+      {"ph", "M"}, {"name", "thread_name"}, {"pid", 1}, {"tid", row}, {"args", {{"name", name}}}};
+}
+
+/// Two events of a copy: when it is queued and, where it has landed, when. `moment`: the time of an
+/// event's number.
+template <class Moment>
+void add_copies(Json& events, const std::vector<KeptEvent>& kept, const Moment& moment) {
+  for (const CopySpan& span : copy_spans(kept))
+    for (const bool begins : {true, false})
+      if (begins || span.landed != 0)
+        events.push_back(
+            {{"ph", begins ? "b" : "e"},
+             {"cat", "copy"},
+             {"id", span.copy.id},
+             {"name", span.copy.to_host ? "to the host" : "to the device"},
+             {"pid", 1},
+             {"tid", 0},
+             {"ts", moment(begins ? span.queued : span.landed)},
+             {"args",
+              {{"kv_tokens", span.copy.what.kv_tokens}, {"states", span.copy.what.states}}}});
+}
+
+}  // namespace
+
 Json timeline_json(const ReplayOutcome& outcome) {
   Json events = Json::array();
   const ReplaySession& run = *outcome.run;
-  const auto microseconds = [](Nanoseconds time) { return static_cast<double>(time) / 1000.0; };
   std::size_t row = 0;
   std::vector<std::size_t> row_of;
   for (const RequestOutcome& request : run.outcomes()) {
     ++row;
     if (row_of.size() <= request.id.index()) row_of.resize(request.id.index() + 1);
     row_of[request.id.index()] = row;
-    events.push_back({{"ph", "M"},
-                      {"name", "thread_name"},
-                      {"pid", 1},
-                      {"tid", row},
-                      {"args", {{"name", request.id.text()}}}});
+    events.push_back(thread_name(row, request.id.text()));
   }
   for (const Span& span : run.spans())
     events.push_back({{"ph", "X"},
@@ -47,12 +75,7 @@ Json timeline_json(const ReplayOutcome& outcome) {
                       {"ts", microseconds(span.begin)},
                       {"dur", microseconds(span.end - span.begin)}});
   const bool has_clock = !run.spans().empty();
-  if (!run.kept_events().empty())
-    events.push_back({{"ph", "M"},
-                      {"name", "thread_name"},
-                      {"pid", 1},
-                      {"tid", 0},
-                      {"args", {{"name", "operations"}}}});
+  if (!run.kept_events().empty()) events.push_back(thread_name(0, "operations"));
   const auto count = [&](const char* name, double at, std::int64_t before, std::int64_t now) {
     if (now != before)
       events.push_back(
@@ -79,19 +102,7 @@ Json timeline_json(const ReplayOutcome& outcome) {
     return has_clock ? microseconds(run.kept_events()[static_cast<std::size_t>(event - 1)].time)
                      : static_cast<double>(event - 1);
   };
-  for (const CopySpan& span : copy_spans(run.kept_events()))
-    for (const bool begins : {true, false})
-      if (begins || span.landed != 0)
-        events.push_back(
-            {{"ph", begins ? "b" : "e"},
-             {"cat", "copy"},
-             {"id", span.copy.id},
-             {"name", span.copy.to_host ? "to the host" : "to the device"},
-             {"pid", 1},
-             {"tid", 0},
-             {"ts", moment(begins ? span.queued : span.landed)},
-             {"args",
-              {{"kv_tokens", span.copy.what.kv_tokens}, {"states", span.copy.what.states}}}});
+  add_copies(events, run.kept_events(), moment);
   for (const LocatedFinding& located : run.findings())
     events.push_back(
         {{"ph", "i"},
