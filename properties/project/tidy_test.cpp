@@ -116,7 +116,7 @@ const std::vector<Folder>& folders() {
         {"policies", "server", "numbers"},
         {"numbers/torch", "policies/sglang", "policies/ideal", "policies/vllm", "policies/marconi",
          "policies/edge_llm", "policies/static_kv"},
-        {"server/sglang", "server/vllm"},
+        {"server/sglang", "server/vllm", "policies/vllm/audit"},
         {"replay", "search"},
         {"compare"},
         {"report"},

@@ -6,6 +6,7 @@
 #include <memory>
 #include <numeric>
 #include <sstream>
+#include <tuple>
 
 #include "reference/base/require.hpp"
 #include "reference/caches/vllm_scheduler_config.hpp"
@@ -29,7 +30,8 @@ tl::unexpected<Error> refuse(const Operation& operation, const std::string& why)
 // --- The configuration ---------------------------------------------------------------------------
 
 VllmOracle::VllmOracle(const Config& config, Mode mode)
-    : hash_block_(config.number("hash_block")),
+    : VllmPool(config.number("blocks")),
+      hash_block_(config.number("hash_block")),
       scheduler_block_(1),
       drafts_(config.drafts),
       lookahead_(config.number("eagle") == 1 ? config.number("modules") : 0),
@@ -38,8 +40,7 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
       inner_unit_(config.number("checkpoint")),
       drops_(config.number("eagle") == 2),
       keeps_junctions_inside_(config.number("shared_prefix_checkpoint") != 0 && modules_ <= 1),
-      overlaps_(config.overlap != 0),
-      blocks_(static_cast<std::size_t>(config.number("blocks"))) {
+      overlaps_(config.overlap != 0) {
   const VllmSchedulerConfig scheduler = VllmSchedulerConfig::of(config);
   most_tokens_ -= scheduler.drafting_slots;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
@@ -89,69 +90,22 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
     retention_ = 0;
   else if (config.text("retention") != "none")
     retention_ = std::stoll(config.text("retention"));
-  for (Number block = 1; block < static_cast<Number>(blocks_.size()); ++block)
-    queue_.push_back(block);
-  if (config.number("cpu_chunks") == 0) return;
   std::vector<VllmOffload::Group> stored;
   for (const Group& group : groups_) stored.push_back({is_state(group), group.block});
+  is_lazy_ = config.number("lazy_offload") != 0;
+  VllmPool& device = *this;
+  if (config.number("cpu_blocks") > 0)
+    simple_ = std::make_unique<VllmSimple>(device,
+                                           VllmSimple::Config{.groups = stored,
+                                                              .hash_block = hash_block_,
+                                                              .scheduler_block = scheduler_block_,
+                                                              .blocks = config.number("cpu_blocks"),
+                                                              .step_tokens = config.chunked_prefill,
+                                                              .is_lazy = is_lazy_,
+                                                              .inside = inside_});
+  if (config.number("cpu_chunks") == 0) return;
   tier_ = std::make_unique<VllmOffload>(stored, hash_block_, config.number("cpu_chunks"),
                                         config.number("blocks_per_chunk"));
-}
-
-// --- The pool ------------------------------------------------------------------------------------
-
-/// The head of the queue, without the keys it had (rule 2).
-VllmOracle::Number VllmOracle::pop() {
-  require(!queue_.empty(), "a block is popped where one is free");
-  const Number block = queue_.front();
-  queue_.erase(queue_.begin());
-  drop_keys(block);
-  allocated_.insert(block);
-  blocks_[static_cast<std::size_t>(block)].references = 1;
-  return block;
-}
-
-void VllmOracle::take(Number block) {
-  if (blocks_[static_cast<std::size_t>(block)].references++ == 0) std::erase(queue_, block);
-}
-
-/// Blocks without keys go to the head, in their order; those with keys to the tail (rule 3).
-void VllmOracle::give_back(const std::vector<Number>& batch) {
-  std::vector<Number> first;
-  for (const Number block : batch) {
-    if (block == 0) continue;
-    Block& given = blocks_[static_cast<std::size_t>(block)];
-    require(given.references > 0, "a block that is given back is referred to");
-    if (--given.references > 0) continue;
-    if (given.entries.empty())
-      first.push_back(block);
-    else
-      queue_.push_back(block);
-  }
-  queue_.insert(queue_.begin(), first.begin(), first.end());
-}
-
-void VllmOracle::put_key(Number block, Key key, Count tokens) {
-  std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(block)].entries;
-  for (const Entry& entry : entries)
-    if (entry.key == key) return;
-  entries.push_back({key, tokens});
-  keys_[key].push_back(block);
-}
-
-void VllmOracle::drop_keys(Number block) {
-  std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(block)].entries;
-  for (const Entry& entry : entries) {
-    std::erase(keys_[entry.key], block);
-    if (keys_[entry.key].empty()) keys_.erase(entry.key);
-  }
-  entries.clear();
-}
-
-/// The oldest block that has the key; 0 for none (rule 4).
-VllmOracle::Number VllmOracle::holder(Key key) const {
-  const auto found = keys_.find(key);
-  return found == keys_.end() ? 0 : found->second.front();
 }
 
 // --- Hashes --------------------------------------------------------------------------------------
@@ -801,7 +755,8 @@ Result<Reply> VllmOracle::apply(const Operation& operation) {
 
 /// The copies are done, the forward runs, and the next step begins (rule 17).
 void VllmOracle::forward() {
-  if (tier_) end_schedule();
+  if (has_tier()) end_schedule();
+  if (simple_) simple_->save();
   in_order_.clear();
   offers_.clear();
   allocated_.clear();
@@ -832,7 +787,7 @@ Result<Reply> VllmOracle::load(Request& request) {
   if (const std::optional<Refusal> refusal = allocate(request, 0, false))
     return Reply::refusal(*refusal);
   request.computed = request.hit + request.external;
-  if (tier_) tier_->load(request.tier_id, shown(request), request.hit, request.external);
+  take_tier_blocks(request);
   request.loading = request.scheduled = true;
   ++changes_;
   return Reply().set(ReplyField::n, 0);
@@ -848,6 +803,8 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   const Count prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
   if (requests_.contains(operation.id.text())) return refuse(operation, "it runs already");
   if (size == 0 || prompt == 0 || prompt > size) return refuse(operation, "that is no prompt");
+  if (has_tier() && operation.external > 0)
+    return refuse(operation, "the CPU tier is the only one that sends tokens");
   for (const ImageSpan& image : operation.images)
     if (image.end() > prompt) return refuse(operation, "an image lies after the prompt");
   Request& request = requests_[operation.id.text()];
@@ -863,18 +820,14 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   look_up(request);
   request.external =
       std::max<Count>(std::min<Count>(operation.external, size - 1) - request.hit, 0);
-  if (tier_ && operation.external > 0) {
-    requests_.erase(operation.id.text());
-    return refuse(operation, "the CPU tier is the only one that sends tokens");
-  }
-  if (tier_ && !look_up_tier(request)) {
+  if (has_tier() && !look_up_tier(request)) {
     requests_.erase(operation.id.text());
     return Reply::refusal(Refusal::same_step);
   }
   Reply reply;
   reply.set(ReplyField::cached, request.hit + request.external)
       .set(ReplyField::junction, request.junction);
-  if (tier_) reply.set(ReplyField::host, request.external);
+  if (has_tier()) reply.set(ReplyField::host, request.external);
   return reply;
 }
 
@@ -885,7 +838,7 @@ Result<void> VllmOracle::check_row(const Request& request, const Operation& oper
   if (operation.async != overlaps_)
     return refuse(operation, "either all steps are asynchronous or none is");
   if (operation.n == 0) return refuse(operation, "nothing is computed, and nothing is sent");
-  if (tier_ && request.waits && request.external > 0)
+  if (has_tier() && request.waits && request.external > 0)
     return refuse(operation, "it loads what the CPU tier has first");
   if (overlaps_ && drafts_ > 0) {
     // Results that have not come yet decide where the row begins and which tokens it has.
@@ -934,6 +887,9 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
     return Reply::refusal(*refusal);
   }
   request.computed = start + n;
+  request.before = start;
+  request.first_row = before.waits || before.loaded;
+  if (before.waits) take_tier_blocks(request);
   in_order_.push_back(request.tier_id);
   request.scheduled = true;
   ++changes_;
@@ -956,7 +912,7 @@ Result<Reply> VllmOracle::complete(const Operation& operation) {
   if (found != requests_.end() && found->second.loading) {
     // _update_waiting_for_remote_kv(), in the schedule() that takes the request up again.
     Request& loaded = found->second;
-    if (tier_ && received_.erase(loaded.tier_id) == 0) return Reply::refusal(Refusal::same_step);
+    if (has_tier() && !is_received(loaded.tier_id)) return Reply::refusal(Refusal::same_step);
     if (loaded.scheduled) forward();
     new_step_starts();
     step_has_started_ = true;
@@ -1028,7 +984,7 @@ Result<Reply> VllmOracle::end(const Operation& operation) {
     return refuse(operation, "it waits for what another server sends");
   if (found->second.scheduled) forward();
   if (!found->second.waits) ++changes_;
-  if (tier_ && leave_tier(found->second, operation.verb)) {
+  if (has_tier() && leave_tier(found->second, operation.verb)) {
     requests_.erase(found);
     return Reply{};
   }
@@ -1075,19 +1031,46 @@ VllmOffload::Shown VllmOracle::shown(const Request& request) const {
   return shown;
 }
 
+/// The host's coordinator looks up the hashes after the local hit, as the device's does all (44).
+VllmOracle::Count VllmOracle::look_up_host(const Request& request, Count local) {
+  Request rest;
+  const Count known = static_cast<Count>(request.hashes.size());
+  rest.hashes.assign(request.hashes.begin() + std::min(local / hash_block_, known),
+                     request.hashes.end());
+  rest.tokens = request.tokens - local;
+  if (rest.hashes.empty() || rest.tokens <= 1) return 0;
+  const auto usual = std::pair(inside_, alignment_);
+  if (is_lazy_) std::tie(inside_, alignment_) = std::pair(false, scheduler_block_);
+  sought_ = simple_.get();
+  look_up(rest);
+  sought_ = this;
+  std::tie(inside_, alignment_) = usual;
+  if (rest.hit > 0) simple_->pin(request.tier_id, rest.offered);
+  return rest.hit;
+}
+
 /// The connector is asked with whole blocks of the local hit. A tail of it stays where the
-/// connector has no more.
+/// connector has no more. Of two connectors the first one with tokens loads (51).
 bool VllmOracle::look_up_tier(Request& request) {
   request.tier_id = ++last_id_;
-  tier_->add(request.tier_id);
   const Count aligned = floor(request.hit, scheduler_block_);
-  const std::optional<Count> more = tier_->matched(shown(request), aligned);
-  if (!more) {
-    tier_->remove(request.tier_id);
-    return false;
+  Count more = 0;
+  if (tier_) {
+    tier_->add(request.tier_id);
+    const std::optional<Count> matched = tier_->matched(shown(request), aligned);
+    if (!matched) {
+      tier_->remove(request.tier_id);
+      return false;
+    }
+    more = *matched;
   }
-  if (*more <= request.hit - aligned) return true;
-  request.external = *more;
+  request.from_blocks = more == 0;
+  if (simple_) {
+    const Count on_host = look_up_host(request, aligned);
+    if (request.from_blocks) more = on_host;
+  }
+  if (more <= request.hit - aligned) return true;
+  request.external = more;
   if (request.hit == aligned) return true;
   request.hit = aligned;
   for (std::size_t group = 0; group < groups_.size(); ++group) {
@@ -1095,6 +1078,14 @@ bool VllmOracle::look_up_tier(Request& request) {
     if (request.offered[group].size() > most) request.offered[group].resize(most);
   }
   return true;
+}
+
+void VllmOracle::take_tier_blocks(const Request& request) {
+  if (tier_ && request.external > 0 && !request.from_blocks)
+    tier_->load(request.tier_id, shown(request), request.hit, request.external);
+  if (simple_)
+    simple_->allocated(request.tier_id, shown(request), request.hit,
+                       request.from_blocks ? request.external : 0);
 }
 
 void VllmOracle::end_schedule() {
@@ -1109,7 +1100,14 @@ void VllmOracle::end_schedule() {
     if (std::none_of(offering.begin(), offering.end(),
                      [&](const auto& known) { return known.id == offer.id; }))
       offering.push_back({offer.id, shown(*by_id.at(offer.id))});
-  tier_->build(rows, offering, offers_, allocated_);
+  if (simple_) {
+    std::vector<VllmSimple::Row> shown_rows;
+    shown_rows.reserve(rows.size());
+    for (const VllmOffload::Scheduled& row : rows)
+      shown_rows.push_back({row.id, row.request, by_id[row.id]->before, by_id[row.id]->first_row});
+    simple_->build(shown_rows, offers_);
+  }
+  if (tier_) tier_->build(rows, offering, offers_, allocated_);
 }
 
 /// True where a load is still to write the request's blocks, which stay its own.
@@ -1117,27 +1115,39 @@ bool VllmOracle::leave_tier(Request& request, Verb verb) {
   const VllmOffload::Id id = request.tier_id;
   std::erase_if(offers_, [&](const auto& offer) { return offer.id == id; });
   if (verb == Verb::preempt) {
-    tier_->preempt(id);
+    if (tier_) tier_->preempt(id);
+    if (simple_) simple_->preempt(id);
     return false;
   }
   if (!request.waits) release_behind(request, request.computed);
-  tier_->finish(id, shown(request), verb == Verb::abort);
-  if (!request.loading || received_.erase(id) > 0) return false;
+  if (tier_) tier_->finish(id, shown(request), verb == Verb::abort);
+  if (simple_) simple_->finish(id, shown(request));
+  if (!request.loading || is_received(id)) return false;
   leaving_.emplace(id, request);
   return true;
 }
 
+bool VllmOracle::land_one(bool is_load) {
+  return (tier_ && tier_->land(is_load)) || (simple_ && simple_->land(is_load));
+}
+
 Result<Reply> VllmOracle::land(const Operation& operation) {
-  if (!tier_) return refuse(operation, "there is no CPU tier");
+  if (!has_tier()) return refuse(operation, "there is no CPU tier");
   const std::string& tier = operation.tier.text();
   if (tier != "host" && tier != "device") return refuse(operation, "there is no such tier");
-  return Reply().set(ReplyField::n, tier_->land(tier == "device") ? 1 : 0);
+  return Reply().set(ReplyField::n, land_one(tier == "device") ? 1 : 0);
 }
 
 Result<Reply> VllmOracle::settle() {
-  if (!tier_) return fail("settle: there is no CPU tier");
+  if (!has_tier()) return fail("settle: there is no CPU tier");
   if (any_scheduled()) forward();
-  const auto [count, received] = tier_->settle();
+  auto [count, received] =
+      tier_ ? tier_->settle() : std::pair<Count, std::vector<VllmOffload::Id>>();
+  if (simple_) {
+    const auto [more, also] = simple_->settle();
+    count += more;
+    received.insert(received.end(), also.begin(), also.end());
+  }
   for (const VllmOffload::Id id : received) {
     const auto left = leaving_.find(id);
     if (left == leaving_.end()) {
@@ -1154,60 +1164,42 @@ Result<Reply> VllmOracle::settle() {
 
 Result<Reply> VllmOracle::evict_on(const Operation& operation) {
   const std::string tier = operation.tier.exists() ? operation.tier.text() : "device";
-  if ((tier != "host" && tier != "device") || (operation.tier.exists() && !tier_))
+  if ((tier != "host" && tier != "device") || (operation.tier.exists() && !has_tier()))
     return refuse(operation, "there is no such tier");
   if (tier == "device") return evict(std::max<Count>(operation.kv, 0));
   forward();
   ++changes_;
-  return Reply().set(ReplyField::kv, tier_->reset()).set(ReplyField::state, 0);
+  return Reply().set(ReplyField::kv, reset_tier()).set(ReplyField::state, 0);
+}
+
+VllmOracle::Count VllmOracle::reset_tier() {
+  const Count blocks = simple_ ? simple_->reset() : 0;
+  return blocks + (tier_ ? tier_->reset() : 0);
 }
 
 Reply VllmOracle::flush() {
-  if (any_scheduled() || tier_) forward();
-  if (tier_) {
-    while (tier_->land(false) || tier_->land(true)) continue;
+  if (any_scheduled() || has_tier()) forward();
+  if (has_tier()) {
+    while (land_one(false) || land_one(true)) continue;
     settle();
-    tier_->reset();
+    reset_tier();
   }
-  Count keyed = 0;
-  const bool is_idle = queue_.size() + 1 == blocks_.size();
-  for (Number block = 1; is_idle && block < static_cast<Number>(blocks_.size()); ++block) {
-    keyed += blocks_[static_cast<std::size_t>(block)].entries.empty() ? 0 : 1;
-    drop_keys(block);
-  }
+  const Count keyed = forget();
   ++changes_;
   return Reply().set(ReplyField::kv, keyed).set(ReplyField::state, 0);
 }
 
 /// contents=: the digest of vllm.md, 26.
 Reply VllmOracle::check() const {
-  std::vector<Count> numbers(queue_.begin(), queue_.end());
-  numbers.push_back(0);
-  for (std::size_t i = 1; i < blocks_.size(); ++i) {
-    numbers.push_back(blocks_[i].references);
-    std::vector<Entry> entries = blocks_[i].entries;
-    if (!entries.empty()) {
-      std::sort(entries.begin() + 1, entries.end(),
-                [](const Entry& a, const Entry& b) { return a.key < b.key; });
-      numbers.push_back(entries.front().tokens);
-    }
-    for (const Entry& entry : entries) {
-      numbers.push_back(entry.key.first);
-      numbers.push_back(entry.key.second);
-    }
-    numbers.push_back(0);
-  }
-  for (const auto& [key, holders] : keys_) {
-    if (holders.size() < 2) continue;
-    numbers.insert(numbers.end(), holders.begin(), holders.end());
-    numbers.push_back(0);
-  }
+  std::vector<Count> numbers;
+  VllmPool::tell(numbers);
   for (const auto& [id, request] : requests_)
     for (const Table& table : request.tables) {
       if (request.waits) continue;
       numbers.insert(numbers.end(), table.columns.begin(), table.columns.end());
       numbers.insert(numbers.end(), {0, table.cached, table.partial, table.partial_block});
     }
+  if (simple_) simple_->tell(numbers);
   if (tier_) tier_->tell(numbers);
   unsigned __int128 digest = 0;
   constexpr std::uint64_t kPrime = (std::uint64_t{1} << 61) - 1;

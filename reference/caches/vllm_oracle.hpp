@@ -3,9 +3,6 @@
 // and is slow on purpose: a look-up searches, the free queue is a vector, a key is a prefix.
 //
 //   here       vLLM                         what it is
-//   Block      KVCacheBlock                 references and keys of one block
-//   queue      FreeKVCacheBlockQueue        free blocks, the next one to be popped first
-//   keys       cached_block_hash_to_block   by key, the blocks that have it, oldest first
 //   Column     (table) req_to_blocks        a request's blocks in one group
 //   cached     num_cached_block             columns whose keys are settled
 //   running    _allocated_block_reqs        the state and its scratch have blocks
@@ -26,11 +23,13 @@
 #include <vector>
 
 #include "reference/caches/vllm_offload.hpp"
+#include "reference/caches/vllm_pool.hpp"
+#include "reference/caches/vllm_simple.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::reference {
 
-class VllmOracle final : public Subject {
+class VllmOracle final : public Subject, private VllmPool {
  public:
   /// align, with retention 0 whatever the config says, and the older mode that keeps the state of
   /// every block's end.
@@ -41,23 +40,11 @@ class VllmOracle final : public Subject {
   Result<Reply> apply(const Operation& operation) override;
 
  private:
-  using Count = std::int64_t;
-  using Number = int;                  ///< of a block, or of a hash
-  using Key = std::pair<int, Number>;  ///< group and hash
-
   struct Group {
     std::string kind;  ///< attention, window, mamba; state: Mamba in "all" mode
     Count block = 0;
     Count window = 0;
     bool operator==(const Group&) const = default;
-  };
-  struct Entry {
-    Key key;
-    Count tokens;
-  };
-  struct Block {
-    Count references = 0;
-    std::vector<Entry> entries;  ///< the first is the primary one
   };
   struct Table {
     std::vector<Number> columns;
@@ -98,6 +85,9 @@ class VllmOracle final : public Subject {
     std::vector<std::vector<Number>> offered;  ///< columns by group
     Tokens drafts;
     VllmOffload::Id tier_id = 0;  ///< 0: there is no CPU tier
+    bool from_blocks = false;     ///< a CPU tier's tokens are in the host's blocks, not in chunks
+    Count before = 0;        ///< tokens that earlier steps had computed when its last row began
+    bool first_row = false;  ///< that one is its first
   };
   struct Copy {
     int group;
@@ -127,15 +117,9 @@ class VllmOracle final : public Subject {
   Result<Reply> load(Request& request);
   bool any_scheduled() const;
 
-  // The pool.
-  Number pop();
-  void take(Number block);
-  void give_back(const std::vector<Number>& batch);
-  void put_key(Number block, Key key, Count tokens);
-  void drop_keys(Number block);
-  Number holder(Key key) const;
-
   // The rules.
+  /// A block with the key in the pool that is looked up: the device's, or the host's.
+  Number holder(Key key) const { return sought_->holder(key); }
   void hash(Request& request);
   Number hash_at(const Request& request, Count tokens) const;
   void look_up(Request& request);
@@ -169,7 +153,13 @@ class VllmOracle final : public Subject {
 
   // The CPU tier.
   VllmOffload::Shown shown(const Request& request) const;
+  bool has_tier() const { return tier_ || simple_; }
   bool look_up_tier(Request& request);
+  Count look_up_host(const Request& request, Count local);
+  void take_tier_blocks(const Request& request);
+  bool is_received(VllmOffload::Id id) { return received_.erase(id) > 0; }
+  bool land_one(bool is_load);
+  Count reset_tier();
   void end_schedule();
   bool leave_tier(Request& request, Verb verb);
   Result<Reply> land(const Operation& operation);
@@ -178,25 +168,24 @@ class VllmOracle final : public Subject {
   std::vector<Group> groups_;
   std::vector<std::vector<int>> alike_;  ///< groups of one spec, attention first
   Count hash_block_, scheduler_block_, alignment_, state_block_ = 0;
-  bool inside_ = false;  ///< hits may end inside a block
+  bool inside_ = false;   ///< hits may end inside a block
+  bool is_lazy_ = false;  ///< the host stores what is evicted next
   std::optional<Count> retention_;
   Count drafts_, lookahead_, modules_, most_tokens_, inner_unit_;
   bool drops_, keeps_junctions_inside_;
   bool overlaps_;
   Count watermark_, lookahead_slots_;
   std::optional<Count> in_flight_;  ///< most tokens that are scheduled and not settled
-  std::vector<Block> blocks_;
-  std::vector<Number> queue_;
-  std::map<Key, std::vector<Number>> keys_;
   std::set<Key> stamped_;
   std::vector<Copy> copies_;
   std::map<std::string, Request> requests_;
   std::map<std::string, Number> hash_numbers_;
+  const VllmPool* sought_ = this;
   std::unique_ptr<VllmOffload> tier_;
+  std::unique_ptr<VllmSimple> simple_;
   VllmOffload::Id last_id_ = 0;
   std::vector<VllmOffload::Offer> offers_;      ///< of states that were keyed in this step
   std::vector<VllmOffload::Id> in_order_;       ///< requests that this step computes
-  std::set<Number> allocated_;                  ///< blocks that requests got in this step
   std::set<VllmOffload::Id> received_;          ///< loads that have come and were not taken up
   std::map<VllmOffload::Id, Request> leaving_;  ///< aborted, and their loads are to come
   bool step_has_started_ = false;               ///< though nothing may be scheduled in it

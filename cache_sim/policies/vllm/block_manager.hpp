@@ -94,6 +94,7 @@ class BlockManager {
 
   const BlockRules& rules() const { return rules_; }
   const BlockPool& pool() const { return pool_; }
+  BlockPool& pool() { return pool_; }
 
   void new_step() { ++step_; }
   void end_step();
@@ -105,6 +106,8 @@ class BlockManager {
       return Allocated::yes;
     return allocate_slowly(request, wanted);
   }
+  /// The number of tokens, of `tokens` computed ones, that a later hit could match.
+  std::int64_t cacheable(const GroupSpec& spec, std::int64_t tokens) const;
   /// Publishes what the first `tokens` tokens fill.
   void publish(BlockRequest& request, std::int64_t tokens);
   /// Gives all blocks back, group by group, the last column first.
@@ -174,7 +177,6 @@ class BlockManager {
   std::int64_t quiet_until(const BlockRequest& request, std::int64_t total) const;
 
   // Publication.
-  std::int64_t cacheable(const GroupSpec& spec, std::int64_t tokens) const;
   void list_boundaries(const BlockRequest& request, const GroupSpec& spec);
   bool is_kept(const GroupSpec& spec, std::int64_t column) const;
   void publish_full(std::uint32_t group, BlockRequest& request, std::int64_t tokens);

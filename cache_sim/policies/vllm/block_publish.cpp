@@ -22,7 +22,6 @@ bool BlockManager::was_published_now(std::uint32_t group, BlockId block) const {
   return key < published_[group].size() && published_[group][key] == step_;
 }
 
-/// The number of tokens, of `tokens` computed ones, that a later hit could match.
 std::int64_t BlockManager::cacheable(const GroupSpec& spec, std::int64_t tokens) const {
   const std::int64_t again = std::max<std::int64_t>(0, rules_.prefill_lookahead - 1);
   const std::int64_t final = std::max<std::int64_t>(0, tokens - again);

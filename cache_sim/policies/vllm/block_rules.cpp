@@ -93,6 +93,8 @@ Result<void> check_cpu_tier(const Config& config, const VllmOptions& options,
       });
   if (has_others || rules.state_block == 0)
     return fail("field cpu_chunks: the CPU tier is for groups of attention and mamba");
+  if (rules.cpu_blocks > 0 && rules.spec_groups.front().spec.kind != GroupKind::attention)
+    return fail("field cpu_blocks: the host's blocks are for caches with a group of attention");
   if (options.eagle != 0 || options.checkpoint != 0 || config.overlap != 0)
     return fail("field cpu_chunks: not with eagle, checkpoint or overlap");
   const std::int64_t chunk = rules.state_block * rules.blocks_per_chunk;
@@ -199,7 +201,11 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
         "block");
   rules.cpu_chunks = options.cpu_chunks;
   rules.blocks_per_chunk = options.blocks_per_chunk;
-  if (rules.cpu_chunks > 0)
+  rules.cpu_blocks = options.cpu_blocks;
+  rules.lazy_offload = options.lazy_offload != 0;
+  rules.step_tokens = config.chunked_prefill;
+  if (rules.cpu_blocks == 1) return fail("field cpu_blocks: the null block alone holds nothing");
+  if (rules.cpu_chunks > 0 || rules.cpu_blocks > 0)
     if (Result<void> sound = check_cpu_tier(config, options, rules); !sound)
       return tl::unexpected(sound.error());
   if (rules.retention && *rules.retention % rules.scheduler_block != 0)

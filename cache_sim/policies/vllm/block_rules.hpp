@@ -37,6 +37,9 @@ struct BlockRules {
   std::int64_t watermark = 0;                          ///< blocks
   std::int64_t cpu_chunks = 0;                         ///< of the CPU tier; 0: there is none
   std::int64_t blocks_per_chunk = 1;                   ///< of a group
+  std::int64_t cpu_blocks = 0;  ///< of the host's own block manager; 0: there is none
+  bool lazy_offload = false;    ///< it stores what is evicted next, not what is computed
+  std::int64_t step_tokens = 0;
 
   // Rules that no configuration changes: a planted defect does (vllm_defects.cpp).
   // Hashes and the look-up.
@@ -86,6 +89,12 @@ struct BlockRules {
   bool flushes_reused_blocks = true;
   bool flushes_preempted = true;
   bool resets_flush = true;
+  // The host's own block manager.
+  bool hits_are_pinned = true;
+  bool loads_states_into_columns = true;
+  bool stores_hold_sources = true;
+  bool publishes_settled_stores = true;
+  bool resets_abandon_stores = true;
   // The worker.
   bool copies_blocks = true;
   bool copies_first_group_alone = false;
@@ -110,8 +119,8 @@ struct BlockRules {
   std::int64_t splitter_block = 0;     ///< that prefill chunks are cut by; 0: they are not
   std::vector<SpecGroup> spec_groups;  ///< full attention first
 
-  /// Blocks of the pool and of the CPU tier.
-  std::int64_t all_blocks() const { return blocks + cpu_chunks * blocks_per_chunk; }
+  /// Blocks of the pool and of the CPU tiers.
+  std::int64_t all_blocks() const { return blocks + cpu_chunks * blocks_per_chunk + cpu_blocks; }
   /// Computes the derived members.
   void complete();
   /// `mamba`: the kind of the Mamba groups. The error is a sentence that names the field.

@@ -261,15 +261,20 @@ std::optional<std::int64_t> OffloadTier::look_up(const BlockRequest& request, st
 
 // --- Loads (rule 32) -----------------------------------------------------------------------------
 
+void OffloadTier::note_blocks(const BlockRequest& request) {
+  for (const BlockTable& table : request.tables)
+    for (const BlockId block : table.columns)
+      if (block != kNullBlock) allocated_.insert(block);
+}
+
 void OffloadTier::load(const BlockRequest& request, std::int64_t local, std::int64_t external) {
+  note_blocks(request);
   const std::int64_t end = local + external;
   Request& known = requests_.at(request.offload);
   Job job{.id = ++last_job_, .request = request.offload, .is_load = true};
   std::vector<std::pair<std::int64_t, std::uint32_t>> targets;  // by chunk: first column, group
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     const std::vector<BlockId>& columns = request.tables[group].columns;
-    for (const BlockId block : columns)
-      if (block != kNullBlock) allocated_.insert(block);
     const std::int64_t block = rules_.groups[group].block;
     const std::int64_t size = chunk_of(group);
     std::int64_t column = ceil_div(local, block);

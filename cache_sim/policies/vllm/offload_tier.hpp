@@ -123,6 +123,8 @@ class OffloadTier {
   void forget(RequestId request) { requests_.erase(request); }
   /// Tokens after the first `local`, which are whole blocks; none: those that follow are in flight.
   std::optional<std::int64_t> look_up(const BlockRequest& request, std::int64_t local);
+  /// The request has got blocks without being scheduled: those of a load.
+  void note_blocks(const BlockRequest& request);
   /// Loads `external` tokens after the first `local` into the request's tables.
   void load(const BlockRequest& request, std::int64_t local, std::int64_t external);
   bool is_loaded(RequestId request) const { return loaded_.contains(request); }

@@ -16,7 +16,9 @@ VllmOptions VllmOptions::of(const Config& config) {
           .eagle = config.number("eagle"),
           .modules = config.number("modules"),
           .cpu_chunks = config.number("cpu_chunks"),
-          .blocks_per_chunk = config.number("blocks_per_chunk")};
+          .blocks_per_chunk = config.number("blocks_per_chunk"),
+          .cpu_blocks = config.number("cpu_blocks"),
+          .lazy_offload = config.number("lazy_offload")};
 }
 
 void VllmOptions::write(Config& config) const {
@@ -32,6 +34,8 @@ void VllmOptions::write(Config& config) const {
   config.put("modules", modules);
   config.put("cpu_chunks", cpu_chunks);
   config.put("blocks_per_chunk", blocks_per_chunk);
+  config.put("cpu_blocks", cpu_blocks);
+  config.put("lazy_offload", lazy_offload);
 }
 
 namespace {
@@ -66,6 +70,10 @@ const Registration<ConfigOption> kCpuChunks{
     {.name = "cpu_chunks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true}};
 const Registration<ConfigOption> kBlocksPerChunk{
     {.name = "blocks_per_chunk", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
+const Registration<ConfigOption> kCpuBlocks{
+    {.name = "cpu_blocks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true}};
+const Registration<ConfigOption> kLazyOffload{
+    {.name = "lazy_offload", .otherwise = "0", .number = {{0, 1}}, .for_children = true}};
 const Registration<ConfigOption> kModules{
     {.name = "modules", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
 

@@ -22,6 +22,8 @@ struct VllmOptions {
   std::int64_t modules;     ///< of MTP: each reads one token further ahead in a prefill
   std::int64_t cpu_chunks;  ///< chunks of the OffloadingConnector's CPU tier; 0: there is none
   std::int64_t blocks_per_chunk;
+  std::int64_t cpu_blocks;  ///< of SimpleCPUOffloadConnector, the null block too; 0: there is none
+  std::int64_t lazy_offload;  ///< it stores what the device evicts next
 
   static VllmOptions of(const Config& config);
   /// Sets them in the configuration.

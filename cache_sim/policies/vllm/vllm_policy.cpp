@@ -31,7 +31,9 @@ VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
   cuts_padding_ = scheduler.is_vllm && manager_.rules().splitter_block == 0 && !scheduler.adapts &&
                   scheduler.long_prefill > 0 && scheduler.long_prefill <= config_.drafts;
   if (manager_.rules().cpu_chunks > 0) tier_ = std::make_unique<OffloadTier>(manager_.rules());
+  if (manager_.rules().cpu_blocks > 0) simple_ = std::make_unique<SimpleTier>(manager_);
   if (numbers_ == nullptr) return;
+  if (simple_) simple_->follow_numbers(*numbers_);
   if (numbers_->is_beside_labels())
     keep_labels();
   else
@@ -82,6 +84,7 @@ LabelBlocks& VllmPolicy::keep_labels() {
   if (labels_) return *labels_;
   labels_ = std::make_unique<LabelBlocks>(manager_.rules(), manager_.pool(), numbers_);
   if (tier_) tier_->follow(*labels_);
+  if (simple_) simple_->follow(*labels_);
   if (numbers_ == nullptr) {
     follow(*labels_);
     return *labels_;
@@ -128,8 +131,9 @@ void VllmPolicy::begin_step() {
 /// The step is decided and runs (rule 17).
 void VllmPolicy::forward() {
   has_begun_ = goes_on_prefilling_ = false;
-  if (tier_) end_schedule();
+  if (has_tier()) end_schedule();
   if (worker_ && knows_its_rows()) run_worker();
+  if (simple_) simple_->end_forward();
   for (const std::uint32_t place : scheduled_) requests_[place].scheduled = false;
   scheduled_.clear();
   manager_.end_step();
@@ -171,6 +175,8 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   const std::uint32_t size = operation.tokens.size();
   const std::int64_t prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
   if (prompt == 0) return fail("admit: vLLM takes no prompt without a token");
+  if (has_tier() && operation.external > 0)
+    return fail("admit: with a CPU tier nobody else sends tokens");
   if (!operation.images.empty() && operation.images.back().end() > prompt)
     return fail(fmt::format("admit: images end with the prompt's {}", counted(prompt, "token")));
   if (places_.empty()) {
@@ -191,10 +197,7 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   look_up(request);
   const std::int64_t offered = std::min<std::int64_t>(operation.external, size - 1);
   request.external = std::max<std::int64_t>(offered - request.hit.tokens, 0);
-  if (tier_) {
-    if (operation.external > 0) return fail("admit: with cpu_chunks= nobody else sends tokens");
-    if (!look_up_tier(request)) return Reply::refusal(Refusal::same_step);
-  }
+  if (has_tier() && !look_up_tier(request)) return Reply::refusal(Refusal::same_step);
   request.loads = request.is_loading = request.was_loaded = false;
   request.id = operation.id;
   request.waits = true;
@@ -210,7 +213,7 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   Reply reply;
   reply.set(ReplyField::cached, request.hit.tokens + request.external);
   reply.set(ReplyField::junction, request.hit.junction);
-  if (tier_) reply.set(ReplyField::host, request.external);
+  if (has_tier()) reply.set(ReplyField::host, request.external);
   return reply;
 }
 
@@ -224,7 +227,7 @@ Result<void> VllmPolicy::check_extend(const VllmRequest& request,
                                       const Operation& operation) const {
   if (operation.async != (config_.overlap != 0))
     return fail("extend: async=1 is for a config with overlap=1, and all of its extends are");
-  if (operation.n > 0 && request.waits && tier_ && request.external > 0)
+  if (operation.n > 0 && request.waits && has_tier() && request.external > 0)
     return fail(fmt::format("extend: request `{}` loads first (n=0 async=1)", operation.id.text()));
   if (operation.n == 0)
     return fail(
@@ -311,7 +314,9 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   goes_on_prefilling_ |= !request.waits && request.prefills;
   request.prefills = start + n < request.blocks.known + request.promised;
   request.loads = request.waits && request.external > 0;
-  if (request.waits || request.was_loaded) ++running_;
+  request.begins = request.waits || request.was_loaded;
+  if (request.waits) take_tier_blocks(request);
+  if (request.begins) ++running_;
   request.waits = request.was_loaded = false;
   request.blocks.computed = start + n;
   request.scheduled = true;
@@ -345,7 +350,7 @@ Reply VllmPolicy::load(VllmRequest& request) {
   if (allocated != Allocated::yes)
     return Reply::refusal(allocated == Allocated::no_blocks ? Refusal::no_kv : Refusal::same_step);
   LOCKSTEP_MARK("vllm.loads_behind_the_step");
-  if (tier_) tier_->load(request.blocks, request.hit.tokens, request.external);
+  take_tier_blocks(request);
   ++changes_;
   request.waits = false;
   request.is_loading = request.scheduled = true;
@@ -363,7 +368,7 @@ void VllmPolicy::end_load(VllmRequest& request) {
   request.was_loaded = true;
   manager_.publish(request.blocks, request.blocks.computed);
   ++changes_;
-  if (worker_ && knows_its_rows() && !tier_)
+  if (worker_ && knows_its_rows() && !has_tier())
     worker_->receive({.place = static_cast<std::uint32_t>(&request - requests_.data()),
                       .request = &request.blocks,
                       .tokens = keyed_tokens(request.known, request.content),
@@ -376,8 +381,7 @@ void VllmPolicy::end_load(VllmRequest& request) {
 Result<Reply> VllmPolicy::complete(const Operation& operation) {
   VllmRequest* const request = find(operation.id);
   if (request != nullptr && request->is_loading) {
-    if (tier_ && manager_.rules().loads_wait_to_land &&
-        !tier_->take_loaded(request->blocks.offload))
+    if (has_tier() && manager_.rules().loads_wait_to_land && !take_loaded(request->blocks.offload))
       return Reply::refusal(Refusal::same_step);
     end_load(*request);
     return Reply{};
@@ -464,7 +468,7 @@ Result<Reply> VllmPolicy::release(const Operation& operation) {
     forward();
   if (!request->waits) ++changes_;
   if (!request->waits && !request->is_loading && !request->was_loaded) --running_;
-  if (tier_) leave_tier(*request, operation.verb);
+  if (has_tier()) leave_tier(*request, operation.verb);
   manager_.free(request->blocks);
   request->id = Name();
   request->known = request->drafts = Tokens();
@@ -504,11 +508,11 @@ Reply VllmPolicy::evict_keys(std::int64_t blocks) {
 }
 
 Reply VllmPolicy::flush() {
-  if (!scheduled_.empty() || tier_) forward();
-  if (tier_) {
-    while (tier_->land(true) || tier_->land(false)) continue;
+  if (!scheduled_.empty() || has_tier()) forward();
+  if (has_tier()) {
+    while (land_one(true) || land_one(false)) continue;
     settle();
-    tier_->reset();
+    reset_tier();
   }
   std::int64_t keyed = 0;
   const BlockPool& pool = manager_.pool();
@@ -530,28 +534,7 @@ Reply VllmPolicy::check() const {
   return reply;
 }
 
-/// A digest of all that the cache holds: the numbers below, in this order, as the coefficients of a
-/// polynomial. Any program that has vLLM's structures at hand can compute the same.
-///
-///   the free queue, from its head; 0
-///   of each block: references, keys of it: primary first, its tokens, the others by group and
-///   number each key that several blocks have, by group and number: those blocks in order each
-///   request, by name: of each group its columns, columns cached, the column to copy and block
-///   of each chunk of the CPU tier, by group and number: loads that read it, its place, its rank
-///   and position; 0; the numbers of stores that wait, and of copies to the host and to the device
-///
-/// Keys are numbers in the order of their first appearance, from 1; a list is closed by a 0 (rule
-/// 26).
-std::int64_t VllmPolicy::contents() const {
-  constexpr std::uint64_t kPrime = (std::uint64_t{1} << 61) - 1;
-  constexpr std::uint64_t kBase = 0x1CE4E5B9BF58476Du % kPrime;
-  std::uint64_t digest = 0;
-  const auto add = [&](std::int64_t number) {
-    digest = static_cast<std::uint64_t>(
-        (static_cast<unsigned __int128>(digest) * kBase + static_cast<std::uint64_t>(number + 1)) %
-        kPrime);
-  };
-  const BlockPool& pool = manager_.pool();
+void add_pool(const BlockPool& pool, const std::function<void(std::int64_t)>& add) {
   for (BlockId block = pool.first_free(); block != kNullBlock; block = pool.next_free(block))
     add(block);
   add(0);
@@ -578,6 +561,32 @@ std::int64_t VllmPolicy::contents() const {
     for (const BlockId block : blocks) add(block);
     add(0);
   }
+}
+
+/// A digest of all that the cache holds: the numbers below, in this order, as the coefficients of a
+/// polynomial. Any program that has vLLM's structures at hand can compute the same.
+///
+///   the free queue, from its head; 0
+///   of each block: references, keys of it: primary first, its tokens, the others by group and
+///   number each key that several blocks have, by group and number: those blocks in order each
+///   request, by name: of each group its columns, columns cached, the column to copy and block
+///   of each chunk of the CPU tier, by group and number: loads that read it, its place, its rank
+///   and position; 0; the numbers of stores that wait, and of copies to the host and to the device
+///   with cpu_blocks, of the host's pool the first three; the last block that lazy stores looked
+///   at; the numbers of copies to the host and to the device
+///
+/// Keys are numbers in the order of their first appearance, from 1; a list is closed by a 0 (rule
+/// 26).
+std::int64_t VllmPolicy::contents() const {
+  constexpr std::uint64_t kPrime = (std::uint64_t{1} << 61) - 1;
+  constexpr std::uint64_t kBase = 0x1CE4E5B9BF58476Du % kPrime;
+  std::uint64_t digest = 0;
+  const auto add = [&](std::int64_t number) {
+    digest = static_cast<std::uint64_t>(
+        (static_cast<unsigned __int128>(digest) * kBase + static_cast<std::uint64_t>(number + 1)) %
+        kPrime);
+  };
+  add_pool(manager_.pool(), add);
   std::map<std::string_view, const VllmRequest*> running;
   for (const VllmRequest& request : requests_)
     if (request.id.exists() && request.blocks.runs) running.emplace(request.id.text(), &request);
@@ -589,7 +598,7 @@ std::int64_t VllmPolicy::contents() const {
       add(table.partial_column);
       add(table.partial_block);
     }
-  if (tier_) add_tier(add);
+  if (has_tier()) add_tier(add);
   return static_cast<std::int64_t>(digest);
 }
 
@@ -650,7 +659,8 @@ Result<BlockGroups> groups(const Config& config) {
         "field overlap: with drafts a row begins before it is known after which tokens, so blocks "
         "hold neither labels nor numbers");
   return BlockRules::of(config, mamba).map([](const BlockRules& rules) {
-    return BlockGroups{.groups = rules.groups, .blocks = rules.blocks, .drafts = rules.drafts};
+    return BlockGroups{
+        .groups = rules.groups, .blocks = rules.all_blocks(), .drafts = rules.drafts};
   });
 }
 
@@ -662,9 +672,10 @@ const ConfigFields kSparseFields{
     "drafts", "hash_algorithm", "checkpoint", "modules",    "shared_prefix_checkpoint",
     "overlap"};
 const ConfigFields kFields{
-    "blocks",    "block",          "groups",     "hash_block",      "eagle",
-    "drafts",    "hash_algorithm", "checkpoint", "modules",         "shared_prefix_checkpoint",
-    "retention", "overlap",        "cpu_chunks", "blocks_per_chunk"};
+    "blocks",      "block",          "groups",     "hash_block",       "eagle",
+    "drafts",      "hash_algorithm", "checkpoint", "modules",          "shared_prefix_checkpoint",
+    "retention",   "overlap",        "cpu_chunks", "blocks_per_chunk", "cpu_blocks",
+    "lazy_offload"};
 
 const Registration<PolicyEntry> kVllmAlign{
     {.name = "vllm-align",

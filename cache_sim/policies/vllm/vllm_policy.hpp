@@ -21,12 +21,12 @@
 //   accept    the tokens of a verification: what they fill is published. With drafts configured
 //             also the token of a row that had none; with overlap, of the oldest row
 //   finish, abort, preempt   give the blocks back; what was published stays until it is popped
-//             With cpu_chunks the load of what the CPU tier has: refused as same_step until it has
-//             landed and is settled
+//             With a CPU tier the load of what it has: refused as same_step until it has landed
+//             and is settled
 //   land, settle   a copy between the tiers is done; the scheduler hears of those that are
 //   evict     takes the keys of the first blocks of the free queue that have some
-//   flush     takes all keys, where no request holds a block. With cpu_chunks it waits for all
-//             copies first, and resets the CPU tier, which `evict tier=host` does alone
+//   flush     takes all keys, where no request holds a block. With a CPU tier it waits for all
+//             copies first, and resets the tier, which `evict tier=host` does alone
 //
 // There is no `checkpoint` to ask for: every prefill chunk ends where a state can be kept. Rules
 // are cited by their numbers in reference/caches/vllm.md.
@@ -40,6 +40,7 @@
 #include "cache_sim/policies/vllm/align_worker.hpp"
 #include "cache_sim/policies/vllm/block_manager.hpp"
 #include "cache_sim/policies/vllm/offload_tier.hpp"
+#include "cache_sim/policies/vllm/simple_tier.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
@@ -60,9 +61,11 @@ struct VllmRequest {
   bool waits = false;           ///< looked up, and nothing allocated
   std::uint64_t seen = 0;       ///< the number of changes of the cache before that look-up
   bool scheduled = false;       ///< in the step that is being decided
+  bool begins = false;          ///< with its first row
   bool prefills = false;        ///< its last row did not reach the end of what was known
   std::int64_t start = 0;       ///< the first token that this step, or the last one, computes
   std::int64_t external = 0;    ///< tokens after the hit that come from another server
+  bool from_blocks = false;     ///< with a CPU tier: from the host's blocks, not from its chunks
   bool loads = false;           ///< they come in the step that is being decided
   bool is_loading = false;      ///< or later: their `complete` is to come
   bool was_loaded = false;      ///< so, and nothing has been computed since
@@ -83,6 +86,7 @@ class VllmPolicy final : public Subject {
   const BlockManager& manager() const { return manager_; }
   /// Null where there is none.
   const OffloadTier* tier() const { return tier_.get(); }
+  const SimpleTier* simple() const { return simple_.get(); }
   /// Blocks of aborted requests whose loads have not landed.
   const std::vector<BlockRequest>& leaving() const { return leaving_; }
   const std::vector<VllmRequest>& requests() const { return requests_; }
@@ -110,10 +114,15 @@ class VllmPolicy final : public Subject {
   Result<Reply> accept(const Operation& operation);
   Result<void> take_result(VllmRequest& request, const Tokens& tokens);
   Result<Reply> release(const Operation& operation);
+  bool has_tier() const { return tier_ != nullptr || simple_ != nullptr; }
   bool look_up_tier(VllmRequest& request);
+  void take_tier_blocks(const VllmRequest& request);
+  bool take_loaded(std::uint64_t request);
   void end_schedule();
   void leave_tier(VllmRequest& request, Verb verb);
   Result<Reply> land(const Operation& operation);
+  bool land_one(bool to_host);
+  std::int64_t reset_tier();
   Result<Reply> settle();
   Result<Reply> evict(const Operation& operation);
   void add_tier(const std::function<void(std::int64_t)>& add) const;
@@ -151,6 +160,8 @@ class VllmPolicy final : public Subject {
   bool has_begun_ = false;                // this step, with the end of a load
   std::uint64_t changes_ = 0;
   std::unique_ptr<OffloadTier> tier_;
+  std::unique_ptr<SimpleTier> simple_;
+  std::uint64_t last_offload_ = 0;  // BlockRequest::offload, where there is no OffloadTier
   std::vector<BlockRequest> leaving_;
   // Null where the blocks' content is not followed.
   NumberedBlocks* numbers_;
@@ -158,5 +169,8 @@ class VllmPolicy final : public Subject {
   std::unique_ptr<LabelledBlocks> both_;
   std::unique_ptr<AlignWorker> worker_;
 };
+
+/// Adds to a digest the free queue, references and keys of a pool (VllmPolicy::contents()).
+void add_pool(const BlockPool& pool, const std::function<void(std::int64_t)>& add);
 
 }  // namespace lockstep::cache_sim

@@ -211,16 +211,33 @@ void draw_preempted_images(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
   fields.optional("blocks", static_cast<std::int64_t>(6 + draw.below(10)));
 }
 
+bool has_tier(const Config& config) {
+  return config.number("cpu_chunks") != 0 || config.number("cpu_blocks") != 0;
+}
+
+/// A CPU tier has chunks, or blocks of a manager of its own, or both.
+void draw_host_blocks(Draw draw, ConfigDraw& fields, const Config& config) {
+  const std::uint64_t kind = draw.below(8);
+  const bool is_free = fields.free("cpu_blocks") && fields.free("cpu_chunks");
+  if (is_free && kind < 2) fields.optional("cpu_chunks", 0);
+  if (is_free && kind < 5)
+    fields.optional("cpu_blocks", draw.between(3, draw.chance(1, 2) ? 10 : 40));
+  if (!fields.free("cpu_blocks") && config.number("cpu_blocks") != 0)
+    fields.optional("cpu_chunks", 0);
+  if (config.number("cpu_blocks") != 0) fields.optional("lazy_offload", draw.chance(1, 3) ? 1 : 0);
+}
+
 /// Sometimes single operations have a CPU tier, of few chunks: beside groups of attention and
 /// states, without what its look-up does not know.
 void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
   Config& config = swarm.config;
   VllmOptions options = VllmOptions::of(config);
   const auto has = [&](const char* kind) { return options.groups.find(kind) != std::string::npos; };
-  const bool fits = options.groups.empty() || (has("mamba") && !has("window"));
+  const bool fits = options.groups.empty() || (has("mamba") && !has("window") &&
+                                               (has("attention") || options.cpu_blocks == 0));
   const bool draws = draw.chance(1, 3) && fits && !swarm.scheduled && fields.has("cpu_chunks") &&
                      fields.free("cpu_chunks") && !has_numbers(config);
-  if (!draws && config.number("cpu_chunks") == 0) return;
+  if (!draws && !has_tier(config)) return;
   swarm.scheduled = false;
   config.ranks = 1;
   config.routing.clear();
@@ -233,9 +250,11 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
     fields.optional("blocks_per_chunk", draw.chance(2, 3) ? 1 : 2);
   else if (config.number("blocks_per_chunk") > 1 && fields.free("retention"))
     config.put("retention", "none");  // which would have to be a multiple of its chunks
-  if (!draws) return;
-  fields.optional("cpu_chunks", draw.between(2, draw.chance(1, 2) ? 8 : 40));
-  if (!BlockRules::of(config)) fields.optional("cpu_chunks", 0);
+  if (draws) fields.optional("cpu_chunks", draw.between(2, draw.chance(1, 2) ? 8 : 40));
+  draw_host_blocks(draw.stream("host blocks"), fields, config);
+  if (!draws || BlockRules::of(config)) return;
+  fields.optional("cpu_chunks", 0);
+  fields.optional("cpu_blocks", 0);
 }
 
 void schedule(SwarmDraw& part) {
@@ -313,17 +332,29 @@ void draw_padding(SwarmDraw& part) {
   fields.optional("blocks", config.number("blocks") + 16);
 }
 
+/// A load needs a prompt that was stored, settled and evicted from the device: few documents come
+/// again and again, and the device loses much.
+void draw_reloads(SwarmDraw& part) {
+  Draw draw = part.draw.stream("vllm reloads");
+  Swarm& swarm = part.swarm;
+  swarm.shared = 9;
+  swarm.documents = 1;
+  swarm.evict = static_cast<int>(draw.between(1, 4));
+  swarm.operations = std::max(swarm.operations, 8);
+}
+
 /// Draws everything about vLLM's caches.
 void rate(SwarmDraw& part) {
   Draw draw = part.draw.stream("vllm rates");
   auto& [all, accepted, fields, swarm, scale] = part;
-  if (swarm.config.number("cpu_chunks") != 0) {
+  if (has_tier(swarm.config)) {
     swarm.sent = 0;  // nobody else sends tokens
     swarm.copies = static_cast<int>(part.draw.stream("vllm copies").between(1, 12));
     // Prompts come again when the device has lost them.
     swarm.evict = std::max(swarm.evict, 1);
     swarm.shared = std::max(swarm.shared, 7);
   }
+  if (swarm.config.number("cpu_blocks") != 0) draw_reloads(part);
   draw_connector(part);
   draw_meetings(draw, fields, swarm);
   swarm.block = swarm.config.number("block");

@@ -8,20 +8,24 @@
 
 namespace lockstep::cache_sim {
 
-/// Asks the tier behind whole blocks of the local hit. Its hit takes the place of one that ends
-/// inside a block where it reaches further (rule 29). False: copies that it needs are in flight.
+/// Asks the tiers behind whole blocks of the local hit; the first one that has something loads
+/// (rule 51). Its hit takes the place of one that ends inside a block where it reaches further
+/// (rule 29). False: copies that it needs are in flight.
 bool VllmPolicy::look_up_tier(VllmRequest& request) {
   BlockRequest& blocks = request.blocks;
   const BlockRules& rules = manager_.rules();
-  blocks.offload = tier_->add();
+  blocks.offload = tier_ ? tier_->add() : ++last_offload_;
   const std::int64_t tail = request.hit.tokens % rules.scheduler_block;
   const std::int64_t local = request.hit.tokens - tail;
-  const std::optional<std::int64_t> found = tier_->look_up(blocks, local);
-  if (!found) {
+  const std::optional<std::int64_t> of_chunks = tier_ ? tier_->look_up(blocks, local) : 0;
+  if (!of_chunks) {
     tier_->forget(blocks.offload);
     return false;
   }
-  request.external = *found > tail ? *found : 0;
+  const std::int64_t of_blocks = simple_ ? simple_->look_up(blocks, local) : 0;
+  request.from_blocks = *of_chunks == 0;
+  const std::int64_t found = request.from_blocks ? of_blocks : *of_chunks;
+  request.external = found > tail ? found : 0;
   if (tail == 0 || request.external == 0) return true;
   request.hit.tokens = local;
   for (std::size_t group = 0; group < rules.groups.size(); ++group) {
@@ -32,48 +36,83 @@ bool VllmPolicy::look_up_tier(VllmRequest& request) {
   return true;
 }
 
+/// The request has got its blocks.
+void VllmPolicy::take_tier_blocks(const VllmRequest& request) {
+  const std::int64_t local = request.hit.tokens;
+  if (tier_ && request.external > 0 && !request.from_blocks)
+    tier_->load(request.blocks, local, request.external);
+  if (!simple_) return;
+  const std::int64_t external = request.from_blocks ? request.external : 0;
+  simple_->allocated(request.blocks, local, external);
+  if (tier_ && external > 0) tier_->note_blocks(request.blocks);
+}
+
+bool VllmPolicy::take_loaded(std::uint64_t request) {
+  return (tier_ && tier_->take_loaded(request)) || (simple_ && simple_->take_loaded(request));
+}
+
+/// The chunks' stores that have to land do so before any load starts.
 void VllmPolicy::end_schedule() {
-  std::vector<const BlockRequest*> rows;
-  for (const std::uint32_t place : scheduled_)
-    if (!requests_[place].is_loading) rows.push_back(&requests_[place].blocks);
-  std::map<OffloadTier::RequestId, const BlockRequest*> all;
-  for (const VllmRequest& request : requests_)
-    if (request.id.exists()) all.emplace(request.blocks.offload, &request.blocks);
-  tier_->end_schedule(rows, all, manager_.take_handoffs(), manager_.copies());
+  const std::vector<BlockManager::Handoff> handoffs = manager_.take_handoffs();
+  std::vector<SimpleTier::Row> rows;
+  for (const std::uint32_t place : scheduled_) {
+    const VllmRequest& request = requests_[place];
+    if (!request.is_loading) rows.push_back({&request.blocks, request.start, request.begins});
+  }
+  if (tier_) {
+    std::vector<const BlockRequest*> scheduled;
+    scheduled.reserve(rows.size());
+    for (const SimpleTier::Row& row : rows) scheduled.push_back(row.request);
+    std::map<OffloadTier::RequestId, const BlockRequest*> all;
+    for (const VllmRequest& request : requests_)
+      if (request.id.exists()) all.emplace(request.blocks.offload, &request.blocks);
+    tier_->end_schedule(scheduled, all, handoffs, manager_.copies());
+  }
+  if (simple_) simple_->end_schedule(rows, handoffs);
 }
 
 /// Before the request's blocks are given back. Those that a load in flight writes are kept until it
 /// has landed.
 void VllmPolicy::leave_tier(VllmRequest& request, Verb verb) {
   BlockRequest& blocks = request.blocks;
-  if (verb == Verb::preempt) return tier_->preempt(blocks);
+  if (verb == Verb::preempt) {
+    if (tier_) tier_->preempt(blocks);
+    if (simple_) simple_->preempt(blocks);
+    return;
+  }
   if (blocks.runs) manager_.give_back_skipped(blocks, blocks.computed);
-  tier_->finish(blocks, verb == Verb::abort);
-  if (!request.is_loading || tier_->take_loaded(blocks.offload) ||
+  if (tier_) tier_->finish(blocks, verb == Verb::abort);
+  if (simple_) simple_->finish(blocks);
+  if (!request.is_loading || take_loaded(blocks.offload) ||
       !manager_.rules().aborted_loads_keep_blocks)
     return;
   leaving_.push_back(std::move(blocks));
   blocks = BlockRequest{};
 }
 
+bool VllmPolicy::land_one(bool to_host) {
+  return (tier_ && tier_->land(to_host)) || (simple_ && simple_->land(to_host));
+}
+
 Result<Reply> VllmPolicy::land(const Operation& operation) {
-  if (!tier_) return fail("land: a config without cpu_chunks= has no copies");
+  if (!has_tier()) return fail("land: a config without cpu_chunks= or cpu_blocks= has no copies");
   return names_host(operation).map(
-      [&](bool to_host) { return Reply{}.set(ReplyField::n, tier_->land(to_host) ? 1 : 0); });
+      [&](bool to_host) { return Reply{}.set(ReplyField::n, land_one(to_host) ? 1 : 0); });
 }
 
 /// The scheduler hears at the end of a step which copies have landed.
 Result<Reply> VllmPolicy::settle() {
-  if (!tier_) return fail("settle: a config without cpu_chunks= has no copies");
+  if (!has_tier()) return fail("settle: a config without cpu_chunks= or cpu_blocks= has no copies");
   if (!scheduled_.empty()) forward();
   std::vector<OffloadTier::RequestId> loaded;
-  const std::int64_t count = tier_->settle(loaded);
+  std::int64_t count = tier_ ? tier_->settle(loaded) : 0;
+  if (simple_) count += simple_->settle(loaded);
   for (const OffloadTier::RequestId id : loaded) {
     const auto found =
         std::find_if(leaving_.begin(), leaving_.end(),
                      [&](const BlockRequest& request) { return request.offload == id; });
     if (found == leaving_.end()) continue;
-    tier_->take_loaded(id);
+    take_loaded(id);
     manager_.free(*found);
     leaving_.erase(found);
   }
@@ -84,17 +123,35 @@ Result<Reply> VllmPolicy::settle() {
 Result<Reply> VllmPolicy::evict(const Operation& operation) {
   const Result<bool> of_host = names_host(operation);
   if (!of_host) return tl::unexpected(of_host.error());
-  if (operation.tier.exists() && !tier_)
-    return fail("evict: tier= is for a config with cpu_chunks=");
+  if (operation.tier.exists() && !has_tier())
+    return fail("evict: tier= is for a config with cpu_chunks= or cpu_blocks=");
   if (!*of_host) return evict_keys(std::max<std::int64_t>(operation.kv, 0));
   forward();  // what an earlier reset flushes has to land before the next one
-  const std::int64_t chunks = std::ssize(tier_->chunks().all());
-  tier_->reset();
+  const std::int64_t evicted = reset_tier();
   ++changes_;
-  return Reply{}.set(ReplyField::kv, chunks).set(ReplyField::state, 0);
+  return Reply{}.set(ReplyField::kv, evicted).set(ReplyField::state, 0);
+}
+
+/// Returns the number of chunks and host blocks that were found by a key.
+std::int64_t VllmPolicy::reset_tier() {
+  std::int64_t evicted = simple_ ? simple_->reset() : 0;
+  if (!tier_) return evicted;
+  evicted += std::ssize(tier_->chunks().all());
+  tier_->reset();
+  return evicted;
 }
 
 void VllmPolicy::add_tier(const std::function<void(std::int64_t)>& add) const {
+  const auto in_flight = [](const auto& jobs) {
+    return std::count_if(jobs.begin(), jobs.end(), [](const auto& job) { return !job.landed; });
+  };
+  if (simple_) {
+    add_pool(simple_->host(), add);
+    add(simple_->cursor());
+    add(in_flight(simple_->stores()));
+    add(in_flight(simple_->loads()));
+  }
+  if (!tier_) return;
   for (const auto& [key, chunk] : tier_->chunks().all()) {
     const auto [rank, position, group] = chunk.rank;
     for (const std::int64_t number :
@@ -103,10 +160,6 @@ void VllmPolicy::add_tier(const std::function<void(std::int64_t)>& add) const {
       add(number);
   }
   add(0);
-  const auto in_flight = [](const std::deque<OffloadTier::Job>& jobs) {
-    return std::count_if(jobs.begin(), jobs.end(),
-                         [](const OffloadTier::Job& job) { return !job.landed; });
-  };
   add(std::ssize(tier_->waiting()));
   add(in_flight(tier_->stores()));
   add(in_flight(tier_->loads()));

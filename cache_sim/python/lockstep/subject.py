@@ -218,6 +218,8 @@ class Config:
     modules: int = 1  # of multi-token prediction
     shared_prefix_checkpoint: bool = False  # a junction inside a block is kept
     cpu_chunks: int = 0  # chunks of a connector's CPU tier; 0: there is none
+    cpu_blocks: int = 0  # blocks of the host's own block manager; 0: there is none
+    lazy_offload: int = 0  # it stores what the device evicts next
     blocks_per_chunk: int = 1  # of a group
     graph_batches: str = ""
     ranks: int = 1

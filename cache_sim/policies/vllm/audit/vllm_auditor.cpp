@@ -2,7 +2,8 @@
 // found wrong in the blocks (label_blocks.hpp). It keeps tables, reference counts and the
 // free queue a second time and shares none of the policy's decisions:
 //
-//   A1  a block's references are its columns in tables, and 1 for each end of a copy that is queued
+//   A1  a block's references are its columns in tables, and 1 for each end of a copy that is
+//       queued, or of one to or from the host's blocks that is not settled (simple_check.hpp)
 //   A2  a block is in the free queue exactly where nobody refers to it; the count says how many are
 //   A3  blocks are popped from the head of the queue; a block that a hit takes leaves from anywhere
 //   A4  a block that is given back goes to the tail where it has a key, else to the head
@@ -28,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache_sim/policies/vllm/audit/simple_check.hpp"
 #include "cache_sim/policies/vllm/label_blocks.hpp"
 #include "cache_sim/policies/vllm/vllm_policy.hpp"
 #include "reference/base/counted.hpp"
@@ -51,6 +53,7 @@ class VllmAuditor final : public Auditor {
     findings_ = &findings;
     take_worker_findings();
     if (findings.empty() && policy_.tier() != nullptr) check_tier(*policy_.tier());
+    if (findings.empty() && policy_.simple() != nullptr) check_simple(*policy_.simple());
     if (!findings.empty()) return;
     collect_changes(operation);
     check_changed();
@@ -152,6 +155,9 @@ class VllmAuditor final : public Auditor {
     for (const BlockId block : leaving_) count(block, -1);
     leaving_ = leaving();
     for (const BlockId block : leaving_) count(block, 1);
+    for (const BlockId block : held_) count(block, -1);
+    held_ = held();
+    for (const BlockId block : held_) count(block, 1);
     if (!operation.id.exists()) return;
     if (operation.id.index() >= tables_.size()) tables_.resize(operation.id.index() + 1);
     Table& known = tables_[operation.id.index()];
@@ -172,6 +178,12 @@ class VllmAuditor final : public Auditor {
       for (const BlockTable& table : request.tables)
         blocks.insert(blocks.end(), table.columns.begin(), table.columns.end());
     return blocks;
+  }
+
+  /// Blocks that copies from and to the host's blocks refer to.
+  std::vector<BlockId> held() const {
+    const SimpleTier* const simple = policy_.simple();
+    return simple == nullptr ? std::vector<BlockId>() : held_by_copies(*simple).device;
   }
 
   void follow_table(std::vector<BlockId>& known, const std::vector<BlockId>& now) {
@@ -306,7 +318,18 @@ class VllmAuditor final : public Auditor {
     if (all != rules.cpu_chunks)
       report(FindingKind::leak, "chunks are neither free nor of a key",
              std::to_string(rules.cpu_chunks), std::to_string(all));
-    check_loads(tier);
+    check_loads();
+    take_worker_findings();
+  }
+
+  void check_simple(const SimpleTier& tier) {
+    for (Finding& finding : check_host_blocks(tier, labels_))
+      findings_->push_back(std::move(finding));
+    for (const VllmRequest& request : policy_.requests())
+      if (request.id.exists() && request.is_loading)
+        for (Finding& finding : check_load(tier, request.blocks, policy_.manager().rules()))
+          findings_->push_back(std::move(finding));
+    check_loads();
     take_worker_findings();
   }
 
@@ -320,14 +343,20 @@ class VllmAuditor final : public Auditor {
                           std::min<std::int64_t>(key.tokens, (column + 1) * spec.block));
   }
 
-  void check_loads(const OffloadTier& tier) {
+  void check_loads() {
+    const OffloadTier* const tier = policy_.tier();
+    const SimpleTier* const simple = policy_.simple();
     const auto has_load = [&](OffloadTier::RequestId id) {
       const auto is_its = [&](const OffloadTier::Job& job) { return job.request == id; };
-      return std::any_of(tier.loads().begin(), tier.loads().end(), is_its) ||
-             std::any_of(tier.new_loads().begin(), tier.new_loads().end(), is_its);
+      const auto has = [&](const OffloadTier& of) {
+        return of.is_loaded(id) || std::any_of(of.loads().begin(), of.loads().end(), is_its) ||
+               std::any_of(of.new_loads().begin(), of.new_loads().end(), is_its);
+      };
+      return (tier != nullptr && has(*tier)) ||
+             (simple != nullptr && (simple->is_loaded(id) || load_of(*simple, id) != nullptr));
     };
     const auto check = [&](OffloadTier::RequestId id, const std::string& name) {
-      if (!has_load(id) && !tier.is_loaded(id))
+      if (!has_load(id))
         report(FindingKind::stuck, fmt::format("{} waits for a load, and there is none", name),
                "a copy in flight", "none");
     };
@@ -347,6 +376,7 @@ class VllmAuditor final : public Auditor {
       ++uses[copy.source];
       ++uses[copy.target];
     }
+    for (const BlockId block : held()) ++uses[block];
     std::vector<std::int32_t> tables(records_.size());
     for (const BlockId block : leaving())
       if (block != kNullBlock) ++uses[block], ++tables[block];
@@ -430,6 +460,7 @@ class VllmAuditor final : public Auditor {
   std::vector<Table> tables_;  // by Name::index()
   std::vector<BlockCopy> copies_;
   std::vector<BlockId> leaving_;
+  std::vector<BlockId> held_;
   std::vector<BlockId> changed_;
   std::size_t queue_size_ = 0;
   Findings* findings_ = nullptr;
