@@ -175,6 +175,22 @@ const BrokenRule<Rules> kBroken[] = {
     {"vllm-align:resets-without-flush",
      "after a reset of the CPU tier, chunks are stored where copies in flight still read or write",
      &Rules::resets_flush, false},
+    // Of the host's blocks (simple_tier.hpp).
+    {"vllm-align:forgets-to-pin-hits",
+     "host blocks that a look-up has found may be evicted before the request gets its own",
+     &Rules::hits_are_pinned, false},
+    {"vllm-align:loads-states-into-the-first-column",
+     "a state on the host is loaded into the first column behind the local hit, which holds no "
+     "block of states",
+     &Rules::loads_states_into_columns, false},
+    {"vllm-align:reuses-the-source-of-a-store",
+     "a block is free while a store to the host reads it", &Rules::stores_hold_sources, false},
+    {"vllm-align:publishes-stores-under-way",
+     "a host block is found by its keys before the copy to it has landed",
+     &Rules::publishes_settled_stores, false},
+    {"vllm-align:publishes-stores-from-before-a-reset",
+     "a store that was in flight when the host's blocks were reset is published all the same",
+     &Rules::resets_abandon_stores, false},
     // Of the pool and its bookkeeping: what the auditor is there to see.
     {"vllm-align:hits-take-no-reference",
      "the blocks of a hit stand in a request's table and are free to be popped",
