@@ -24,7 +24,13 @@ bool takes_host_tier(const ConfigFields& fields) {
   return fields.contains(kKvField) || fields.contains(kStatesField);
 }
 
+bool names_disk(const Operation& operation) {
+  return operation.from.exists() || (operation.tier.exists() && operation.tier.text() == "disk");
+}
+
 Result<bool> names_host(const Operation& operation) {
+  if (operation.from.exists())
+    return fail(fmt::format("{}: from= is for a config with a disk", to_string(operation.verb)));
   const std::string tier = operation.tier.exists() ? operation.tier.text() : "device";
   if (tier != "host" && tier != "device")
     return fail(

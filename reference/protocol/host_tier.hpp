@@ -15,6 +15,9 @@ bool has_host_tier(const Config& config);
 /// Whether one of these fields is about a host tier.
 bool takes_host_tier(const ConfigFields& fields);
 
+/// Whether the operation is about a disk behind the host, by `tier=` or `from=`.
+bool names_disk(const Operation& operation);
+
 /// Whether the operation's `tier=` names the host; without one it means the device. The error is a
 /// sentence.
 Result<bool> names_host(const Operation& operation);

@@ -219,6 +219,7 @@ class Config:
     shared_prefix_checkpoint: bool = False  # a junction inside a block is kept
     cpu_chunks: int = 0  # chunks of a connector's CPU tier; 0: there is none
     blocks_per_chunk: int = 1  # of a group
+    disk: int = 0  # 1: there is one behind the CPU tier
     graph_batches: str = ""
     ranks: int = 1
     routing: str = ""
@@ -367,10 +368,17 @@ class Subject:
         """Checks the subject's own rules: raises Violation. Answers with what is free and what is locked."""
         raise NotImplementedError
 
-    # Copies between the device and a host tier.
+    # Copies between the device, a host tier and a disk behind it.
 
-    def land(self, tier: str) -> Reply | int | None:
-        """The oldest copy to that tier, "host" or "device", is done. Answers with the number of copies, 1 or 0."""
+    def land(self, tier: str, from_: str) -> Reply | int | None:
+        """The oldest copy to that tier, "host" or "device", is done. Answers with the number of copies, 1 or 0.
+
+        tier: "disk" for the oldest to the disk; from_: "disk" for the oldest from it. Not sent to a class without from_.
+        """
+        raise NotImplementedError
+
+    def fail(self, tier: str, from_: str) -> Reply | int | None:
+        """The oldest of these copies has ended and brought nothing. Answers with the number of copies, 1 or 0."""
         raise NotImplementedError
 
     def settle(self) -> Reply | int | None:
