@@ -94,8 +94,9 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
   if (config.number("cpu_chunks") == 0) return;
   std::vector<VllmOffload::Group> stored;
   for (const Group& group : groups_) stored.push_back({is_state(group), group.block});
-  tier_ = std::make_unique<VllmOffload>(stored, hash_block_, config.number("cpu_chunks"),
-                                        config.number("blocks_per_chunk"));
+  tier_ =
+      std::make_unique<VllmOffload>(stored, hash_block_, config.number("cpu_chunks"),
+                                    config.number("blocks_per_chunk"), config.number("disk") != 0);
 }
 
 // --- The pool ------------------------------------------------------------------------------------
@@ -792,6 +793,7 @@ Result<Reply> VllmOracle::apply(const Operation& operation) {
     case Verb::step: forward(); return Reply{};
     case Verb::evict: return evict_on(operation);
     case Verb::land: return land(operation);
+    case Verb::fail: return end_transfer(operation);
     case Verb::settle: return settle();
     case Verb::flush: return flush();
     case Verb::check: return check();
@@ -867,7 +869,7 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
     requests_.erase(operation.id.text());
     return refuse(operation, "the CPU tier is the only one that sends tokens");
   }
-  if (tier_ && !look_up_tier(request)) {
+  if (tier_ && !look_up_tier(operation, request)) {
     requests_.erase(operation.id.text());
     return Reply::refusal(Refusal::same_step);
   }
@@ -1075,17 +1077,34 @@ VllmOffload::Shown VllmOracle::shown(const Request& request) const {
   return shown;
 }
 
+/// With a disk, a request that is turned away waits: the same one is known when it asks again.
+/// (Without one it would not be told from a new one.)
+bool VllmOracle::look_up_tier(const Operation& operation, Request& request) {
+  const std::string name = operation.id.text(), line = operation.text();
+  if (turned_away_.contains(name) && turned_away_[name].first != line) {
+    tier_->leave(turned_away_[name].second);
+    turned_away_.erase(name);
+  }
+  const bool is_known = turned_away_.contains(name);
+  request.tier_id = is_known ? turned_away_[name].second : ++last_id_;
+  if (!is_known) tier_->add(request.tier_id);
+  const Count before = tier_->promoted();
+  const bool is_let_in = ask_tier(request);
+  if (tier_->promoted() > before) request.seen = ++changes_;
+  turned_away_.erase(name);
+  if (!is_let_in && tier_->has_disk())
+    turned_away_[name] = {line, request.tier_id};
+  else if (!is_let_in)
+    tier_->remove(request.tier_id);
+  return is_let_in;
+}
+
 /// The connector is asked with whole blocks of the local hit. A tail of it stays where the
 /// connector has no more.
-bool VllmOracle::look_up_tier(Request& request) {
-  request.tier_id = ++last_id_;
-  tier_->add(request.tier_id);
+bool VllmOracle::ask_tier(Request& request) {
   const Count aligned = floor(request.hit, scheduler_block_);
-  const std::optional<Count> more = tier_->matched(shown(request), aligned);
-  if (!more) {
-    tier_->remove(request.tier_id);
-    return false;
-  }
+  const std::optional<Count> more = tier_->matched(request.tier_id, shown(request), aligned);
+  if (!more) return false;
   if (*more <= request.hit - aligned) return true;
   request.external = *more;
   if (request.hit == aligned) return true;
@@ -1129,15 +1148,27 @@ bool VllmOracle::leave_tier(Request& request, Verb verb) {
 
 Result<Reply> VllmOracle::land(const Operation& operation) {
   if (!tier_) return refuse(operation, "there is no CPU tier");
+  if (operation.from.exists() || operation.tier.text() == "disk") return end_transfer(operation);
   const std::string& tier = operation.tier.text();
   if (tier != "host" && tier != "device") return refuse(operation, "there is no such tier");
   return Reply().set(ReplyField::n, tier_->land(tier == "device") ? 1 : 0);
 }
 
+Result<Reply> VllmOracle::end_transfer(const Operation& operation) {
+  const std::string way = operation.from.text() + ">" + operation.tier.text();
+  if (!tier_ || !tier_->has_disk() || (way != ">disk" && way != "disk>host"))
+    return refuse(operation, "there is no such copy");
+  return Reply().set(ReplyField::n,
+                     tier_->end_transfer(way == "disk>host", operation.verb == Verb::fail) ? 1 : 0);
+}
+
+/// The disk's transfers are seen in a step alone: of the one under way, or of one that follows.
 Result<Reply> VllmOracle::settle() {
   if (!tier_) return fail("settle: there is no CPU tier");
-  if (any_scheduled()) forward();
-  const auto [count, received] = tier_->settle();
+  if (any_scheduled() || tier_->has_disk()) forward();
+  if (tier_->has_ended_transfers()) forward();
+  auto [count, received] = tier_->settle();
+  count += tier_->take_noted();
   for (const VllmOffload::Id id : received) {
     const auto left = leaving_.find(id);
     if (left == leaving_.end()) {
@@ -1154,6 +1185,8 @@ Result<Reply> VllmOracle::settle() {
 
 Result<Reply> VllmOracle::evict_on(const Operation& operation) {
   const std::string tier = operation.tier.exists() ? operation.tier.text() : "device";
+  if (tier == "disk" && tier_ && tier_->has_disk())
+    return Reply().set(ReplyField::kv, tier_->empty_disk()).set(ReplyField::state, 0);
   if ((tier != "host" && tier != "device") || (operation.tier.exists() && !tier_))
     return refuse(operation, "there is no such tier");
   if (tier == "device") return evict(std::max<Count>(operation.kv, 0));

@@ -169,10 +169,12 @@ class VllmOracle final : public Subject {
 
   // The CPU tier.
   VllmOffload::Shown shown(const Request& request) const;
-  bool look_up_tier(Request& request);
+  bool look_up_tier(const Operation& operation, Request& request);
+  bool ask_tier(Request& request);
   void end_schedule();
   bool leave_tier(Request& request, Verb verb);
   Result<Reply> land(const Operation& operation);
+  Result<Reply> end_transfer(const Operation& operation);
   Result<Reply> settle();
 
   std::vector<Group> groups_;
@@ -194,6 +196,8 @@ class VllmOracle final : public Subject {
   std::map<std::string, Number> hash_numbers_;
   std::unique_ptr<VllmOffload> tier_;
   VllmOffload::Id last_id_ = 0;
+  /// Requests that were turned away, by name: their lines, and who they are for a tier with a disk.
+  std::map<std::string, std::pair<std::string, VllmOffload::Id>> turned_away_;
   std::vector<VllmOffload::Offer> offers_;      ///< of states that were keyed in this step
   std::vector<VllmOffload::Id> in_order_;       ///< requests that this step computes
   std::set<Number> allocated_;                  ///< blocks that requests got in this step

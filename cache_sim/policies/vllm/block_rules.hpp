@@ -37,6 +37,7 @@ struct BlockRules {
   std::int64_t watermark = 0;                          ///< blocks
   std::int64_t cpu_chunks = 0;                         ///< of the CPU tier; 0: there is none
   std::int64_t blocks_per_chunk = 1;                   ///< of a group
+  bool has_disk = false;                               ///< behind the CPU tier
 
   // Rules that no configuration changes: a planted defect does (vllm_defects.cpp).
   // Hashes and the look-up.
@@ -86,6 +87,14 @@ struct BlockRules {
   bool flushes_reused_blocks = true;
   bool flushes_preempted = true;
   bool resets_flush = true;
+  // The disk behind it.
+  bool promotions_spare_their_request = true;
+  bool promotions_wait_to_land = true;
+  bool cascades_pin_chunks = true;
+  bool failures_lose_chunks = true;
+  bool failures_free_chunks = true;
+  bool resets_hold_promotions = true;
+  bool resets_drain_the_disk = true;
   // The worker.
   bool copies_blocks = true;
   bool copies_first_group_alone = false;
@@ -110,8 +119,10 @@ struct BlockRules {
   std::int64_t splitter_block = 0;     ///< that prefill chunks are cut by; 0: they are not
   std::vector<SpecGroup> spec_groups;  ///< full attention first
 
-  /// Blocks of the pool and of the CPU tier.
-  std::int64_t all_blocks() const { return blocks + cpu_chunks * blocks_per_chunk; }
+  /// Blocks of the pool and of the CPU tier, and one through which those of the disk are looked at.
+  std::int64_t all_blocks() const {
+    return blocks + cpu_chunks * blocks_per_chunk + (has_disk ? 1 : 0);
+  }
   /// Computes the derived members.
   void complete();
   /// `mamba`: the kind of the Mamba groups. The error is a sentence that names the field.

@@ -16,7 +16,8 @@ VllmOptions VllmOptions::of(const Config& config) {
           .eagle = config.number("eagle"),
           .modules = config.number("modules"),
           .cpu_chunks = config.number("cpu_chunks"),
-          .blocks_per_chunk = config.number("blocks_per_chunk")};
+          .blocks_per_chunk = config.number("blocks_per_chunk"),
+          .disk = config.number("disk")};
 }
 
 void VllmOptions::write(Config& config) const {
@@ -32,6 +33,7 @@ void VllmOptions::write(Config& config) const {
   config.put("modules", modules);
   config.put("cpu_chunks", cpu_chunks);
   config.put("blocks_per_chunk", blocks_per_chunk);
+  config.put("disk", disk);
 }
 
 namespace {
@@ -66,6 +68,8 @@ const Registration<ConfigOption> kCpuChunks{
     {.name = "cpu_chunks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true}};
 const Registration<ConfigOption> kBlocksPerChunk{
     {.name = "blocks_per_chunk", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
+const Registration<ConfigOption> kDisk{
+    {.name = "disk", .otherwise = "0", .number = {{0, 1}}, .for_children = true}};
 const Registration<ConfigOption> kModules{
     {.name = "modules", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
 

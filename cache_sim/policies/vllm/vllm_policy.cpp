@@ -51,6 +51,7 @@ Result<Reply> VllmPolicy::apply(const Operation& operation) {
     case Verb::step: forward(); return Reply{};
     case Verb::evict: return evict(operation);
     case Verb::land: return land(operation);
+    case Verb::fail: return end_disk_copy(operation);
     case Verb::settle: return settle();
     case Verb::flush: return flush();
     case Verb::check: return check();
@@ -193,7 +194,7 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   request.external = std::max<std::int64_t>(offered - request.hit.tokens, 0);
   if (tier_) {
     if (operation.external > 0) return fail("admit: with cpu_chunks= nobody else sends tokens");
-    if (!look_up_tier(request)) return Reply::refusal(Refusal::same_step);
+    if (!look_up_tier(operation, request)) return Reply::refusal(Refusal::same_step);
   }
   request.loads = request.is_loading = request.was_loaded = false;
   request.id = operation.id;
@@ -539,6 +540,8 @@ Reply VllmPolicy::check() const {
 ///   request, by name: of each group its columns, columns cached, the column to copy and block
 ///   of each chunk of the CPU tier, by group and number: loads that read it, its place, its rank
 ///   and position; 0; the numbers of stores that wait, and of copies to the host and to the device
+///   of each chunk of the disk, by group and number; 0; the numbers of promotions to be submitted,
+///   and of copies to the disk and from it
 ///
 /// Keys are numbers in the order of their first appearance, from 1; a list is closed by a 0 (rule
 /// 26).
@@ -662,9 +665,9 @@ const ConfigFields kSparseFields{
     "drafts", "hash_algorithm", "checkpoint", "modules",    "shared_prefix_checkpoint",
     "overlap"};
 const ConfigFields kFields{
-    "blocks",    "block",          "groups",     "hash_block",      "eagle",
-    "drafts",    "hash_algorithm", "checkpoint", "modules",         "shared_prefix_checkpoint",
-    "retention", "overlap",        "cpu_chunks", "blocks_per_chunk"};
+    "blocks",    "block",          "groups",     "hash_block",       "eagle",
+    "drafts",    "hash_algorithm", "checkpoint", "modules",          "shared_prefix_checkpoint",
+    "retention", "overlap",        "cpu_chunks", "blocks_per_chunk", "disk"};
 
 const Registration<PolicyEntry> kVllmAlign{
     {.name = "vllm-align",

@@ -24,6 +24,7 @@
 //             With cpu_chunks the load of what the CPU tier has: refused as same_step until it has
 //             landed and is settled
 //   land, settle   a copy between the tiers is done; the scheduler hears of those that are
+//   fail      a copy from or to the disk ends without having brought anything
 //   evict     takes the keys of the first blocks of the free queue that have some
 //   flush     takes all keys, where no request holds a block. With cpu_chunks it waits for all
 //             copies first, and resets the CPU tier, which `evict tier=host` does alone
@@ -33,6 +34,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -71,6 +73,12 @@ struct VllmRequest {
   std::int64_t promised = 0;    ///< tokens that these sample, and their drafts
 };
 
+/// A request that was refused by a tier with a disk, and is known to it.
+struct AskedRequest {
+  BlockRequest blocks;    ///< none but its keys and its number in the tier
+  std::string admission;  ///< its line
+};
+
 class VllmPolicy final : public Subject {
  public:
   VllmPolicy(const SubjectOptions& options, BlockRules rules);
@@ -83,6 +91,8 @@ class VllmPolicy final : public Subject {
   const BlockManager& manager() const { return manager_; }
   /// Null where there is none.
   const OffloadTier* tier() const { return tier_.get(); }
+  /// By Name::index().
+  const std::map<std::uint32_t, AskedRequest>& asked() const { return asked_; }
   /// Blocks of aborted requests whose loads have not landed.
   const std::vector<BlockRequest>& leaving() const { return leaving_; }
   const std::vector<VllmRequest>& requests() const { return requests_; }
@@ -110,10 +120,12 @@ class VllmPolicy final : public Subject {
   Result<Reply> accept(const Operation& operation);
   Result<void> take_result(VllmRequest& request, const Tokens& tokens);
   Result<Reply> release(const Operation& operation);
-  bool look_up_tier(VllmRequest& request);
+  bool look_up_tier(const Operation& operation, VllmRequest& request);
+  bool ask_tier(VllmRequest& request);
   void end_schedule();
   void leave_tier(VllmRequest& request, Verb verb);
   Result<Reply> land(const Operation& operation);
+  Result<Reply> end_disk_copy(const Operation& operation);
   Result<Reply> settle();
   Result<Reply> evict(const Operation& operation);
   void add_tier(const std::function<void(std::int64_t)>& add) const;
@@ -152,6 +164,7 @@ class VllmPolicy final : public Subject {
   std::uint64_t changes_ = 0;
   std::unique_ptr<OffloadTier> tier_;
   std::vector<BlockRequest> leaving_;
+  std::map<std::uint32_t, AskedRequest> asked_;
   // Null where the blocks' content is not followed.
   NumberedBlocks* numbers_;
   std::unique_ptr<LabelBlocks> labels_;

@@ -218,7 +218,9 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
   VllmOptions options = VllmOptions::of(config);
   const auto has = [&](const char* kind) { return options.groups.find(kind) != std::string::npos; };
   const bool fits = options.groups.empty() || (has("mamba") && !has("window"));
-  const bool draws = draw.chance(1, 3) && fits && !swarm.scheduled && fields.has("cpu_chunks") &&
+  const bool wants_disk = config.number("disk") != 0;
+  const bool draws = (draw.chance(1, 3) || wants_disk) && (fits || wants_disk) &&
+                     (!swarm.scheduled || wants_disk) && fields.has("cpu_chunks") &&
                      fields.free("cpu_chunks") && !has_numbers(config);
   if (!draws && config.number("cpu_chunks") == 0) return;
   swarm.scheduled = false;
@@ -233,9 +235,11 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
     fields.optional("blocks_per_chunk", draw.chance(2, 3) ? 1 : 2);
   else if (config.number("blocks_per_chunk") > 1 && fields.free("retention"))
     config.put("retention", "none");  // which would have to be a multiple of its chunks
-  if (!draws) return;
-  fields.optional("cpu_chunks", draw.between(2, draw.chance(1, 2) ? 8 : 40));
-  if (!BlockRules::of(config)) fields.optional("cpu_chunks", 0);
+  if (draws) fields.optional("cpu_chunks", draw.between(2, draw.chance(1, 2) ? 8 : 40));
+  fields.optional("disk", static_cast<std::int64_t>(draw.below(2)));
+  if (BlockRules::of(config) || !draws) return;
+  fields.optional("cpu_chunks", 0);
+  fields.optional("disk", 0);
 }
 
 void schedule(SwarmDraw& part) {
@@ -320,6 +324,8 @@ void rate(SwarmDraw& part) {
   if (swarm.config.number("cpu_chunks") != 0) {
     swarm.sent = 0;  // nobody else sends tokens
     swarm.copies = static_cast<int>(part.draw.stream("vllm copies").between(1, 12));
+    swarm.has_disk = swarm.config.number("disk") != 0;
+    if (swarm.has_disk) swarm.copies += 4;
     // Prompts come again when the device has lost them.
     swarm.evict = std::max(swarm.evict, 1);
     swarm.shared = std::max(swarm.shared, 7);
