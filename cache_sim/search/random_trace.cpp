@@ -277,8 +277,7 @@ std::optional<Operation> RandomTrace::meet() {
     const LegalityModel::Request& one = next == Meeting::first ? *first : running.back();
     const std::int64_t left = one.left();
     // An admission that was refused leaves another request behind.
-    if ((next == Meeting::last && left == 0) || one.is_loading || !one.drafts.empty())
-      return std::nullopt;
+    if (left == 0 || one.is_loading || !one.drafts.empty()) return std::nullopt;
     if (one.loads && one.external > 0) return forward(one);
     Operation operation{.verb = Verb::extend};
     operation.id = one.id;
@@ -506,13 +505,21 @@ Operation RandomTrace::random_slot_operation() {
 
 /// Ends copies between the host and the disk, or empties the disk.
 Operation RandomTrace::random_disk_operation() {
-  Operation operation{.verb = draw_.chance(1, 12) ? Verb::fail : Verb::land};
+  Operation operation{.verb = draw_.chance(1, 8) ? Verb::fail : Verb::land};
   operation.tier = Name::intern("disk");
-  if (draw_.chance(1, 30)) operation.verb = Verb::evict;
-  if (operation.verb == Verb::evict || draw_.chance(1, 2)) return operation;
+  if (draw_.chance(1, 40)) operation.verb = Verb::evict;
+  if (operation.verb == Verb::evict || draw_.chance(1, 3)) return operation;
   operation.from = operation.tier;
   operation.tier = Name::intern("host");
   return operation;
+}
+
+/// The refused admission asks again when the load that it has started is there.
+void RandomTrace::ask_again() {
+  Operation land{.verb = Verb::land};
+  land.from = Name::intern("disk");
+  land.tier = Name::intern("host");
+  asking_ = {*refused_, land, Operation{.verb = Verb::step}};
 }
 
 /// Lands or settles copies between tiers, or evicts from the host.
@@ -535,6 +542,12 @@ Operation RandomTrace::random_copy_operation() {
 Operation RandomTrace::next() {
   may_be_bad_ = false;
   if (refused_ && model_.find_request(refused_->id) != nullptr) refused_.reset();
+  if (refused_ && asking_.empty() && draw_.chance(1, 4)) ask_again();
+  if (!asking_.empty()) {
+    const Operation next = asking_.back();
+    asking_.pop_back();
+    return next;
+  }
   while (!together_.empty()) {
     const Name id = together_.back();
     together_.pop_back();

@@ -40,6 +40,7 @@ class RandomTrace {
   Operation random_slot_operation();
   Operation random_copy_operation();
   Operation random_disk_operation();
+  void ask_again();
   Operation admission();
   void draw_keys(Operation& admit);
   bool begin_meeting();
@@ -76,6 +77,7 @@ class RandomTrace {
   Name met_;                      // the request that fills blocks
   std::int64_t met_at_ = 0;       // its computed tokens when the meeting began
   std::optional<Operation> refused_;  // the last admission, where it was refused and may ask again
+  std::vector<Operation> asking_;     // what it waits for, and itself: the next one last
   std::vector<Name> together_;        // requests whose extends complete the forward
 };
 

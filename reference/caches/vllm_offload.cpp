@@ -457,6 +457,7 @@ std::pair<VllmOffload::Count, std::vector<VllmOffload::Id>> VllmOffload::settle(
 }
 
 VllmOffload::Count VllmOffload::reset() {
+  const auto count = static_cast<Count>(chunks_.size());
   if (has_disk_) drain();
   for (const auto* const copies : {&waiting_stores_, &stores_, &loads_})
     for (const Copy& copy : *copies) {
@@ -468,7 +469,6 @@ VllmOffload::Count VllmOffload::reset() {
     request.jobs.clear();
     request.next.assign(groups_.size(), 0);
   }
-  const auto count = static_cast<Count>(chunks_.size());
   chunks_.clear();
   free_places_.clear();
   places_used_ = next_rank_ = 0;

@@ -74,6 +74,8 @@ class VllmOffload {
 
   // The disk (vllm_disk.cpp).
   bool has_disk() const { return has_disk_; }
+  /// Decided, or in flight.
+  bool has_stores() const { return !waiting_stores_.empty() || !stores_.empty(); }
   /// A request that was turned away does not ask again.
   void leave(Id id);
   bool end_transfer(bool is_promotion, bool fails);

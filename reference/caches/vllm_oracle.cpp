@@ -9,6 +9,7 @@
 
 #include "reference/base/require.hpp"
 #include "reference/caches/vllm_scheduler_config.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::reference {
 namespace {
@@ -94,9 +95,8 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
   if (config.number("cpu_chunks") == 0) return;
   std::vector<VllmOffload::Group> stored;
   for (const Group& group : groups_) stored.push_back({is_state(group), group.block});
-  tier_ =
-      std::make_unique<VllmOffload>(stored, hash_block_, config.number("cpu_chunks"),
-                                    config.number("blocks_per_chunk"), config.number("disk") != 0);
+  tier_ = std::make_unique<VllmOffload>(stored, hash_block_, config.number("cpu_chunks"),
+                                        config.number("blocks_per_chunk"), has_disk(config));
 }
 
 // --- The pool ------------------------------------------------------------------------------------
@@ -852,6 +852,8 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   if (size == 0 || prompt == 0 || prompt > size) return refuse(operation, "that is no prompt");
   for (const ImageSpan& image : operation.images)
     if (image.end() > prompt) return refuse(operation, "an image lies after the prompt");
+  if (tier_ && operation.external > 0)
+    return refuse(operation, "the CPU tier is the only one that sends tokens");
   Request& request = requests_[operation.id.text()];
   request.known = operation.tokens;
   request.tokens = size;
@@ -865,10 +867,6 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   look_up(request);
   request.external =
       std::max<Count>(std::min<Count>(operation.external, size - 1) - request.hit, 0);
-  if (tier_ && operation.external > 0) {
-    requests_.erase(operation.id.text());
-    return refuse(operation, "the CPU tier is the only one that sends tokens");
-  }
   if (tier_ && !look_up_tier(operation, request)) {
     requests_.erase(operation.id.text());
     return Reply::refusal(Refusal::same_step);
@@ -1200,6 +1198,10 @@ Reply VllmOracle::flush() {
   if (tier_) {
     while (tier_->land(false) || tier_->land(true)) continue;
     settle();
+    while (tier_->has_disk() && tier_->has_stores()) {
+      while (tier_->land(false)) continue;
+      settle();
+    }
     tier_->reset();
   }
   Count keyed = 0;

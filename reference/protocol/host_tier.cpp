@@ -7,17 +7,23 @@
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kKvField = "host_kv", kStatesField = "host_states";
+constexpr std::string_view kKvField = "host_kv", kStatesField = "host_states", kDiskField = "disk";
 
 const Registration<ConfigOption> kKv{
     {.name = kKvField, .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}}};
 const Registration<ConfigOption> kStates{
     {.name = kStatesField, .otherwise = "0", .number = {{0, std::int64_t{1} << 24}}}};
+const Registration<ConfigOption> kDisk{
+    {.name = kDiskField, .otherwise = "0", .number = {{0, 1}}, .for_children = true}};
 
 }  // namespace
 
 bool has_host_tier(const Config& config) {
   return config.number(kKvField) != 0;
+}
+
+bool has_disk(const Config& config) {
+  return config.number(kDiskField) != 0;
 }
 
 bool takes_host_tier(const ConfigFields& fields) {

@@ -199,7 +199,7 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
         "block");
   rules.cpu_chunks = options.cpu_chunks;
   rules.blocks_per_chunk = options.blocks_per_chunk;
-  rules.has_disk = options.disk != 0;
+  rules.has_disk = options.has_disk;
   if (rules.has_disk && rules.cpu_chunks == 0)
     return fail("field disk: the disk is behind a CPU tier, so it needs cpu_chunks=");
   if (rules.cpu_chunks > 0)

@@ -1,6 +1,7 @@
 #include "cache_sim/policies/vllm/vllm_options.hpp"
 
 #include "reference/base/registry.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -17,7 +18,7 @@ VllmOptions VllmOptions::of(const Config& config) {
           .modules = config.number("modules"),
           .cpu_chunks = config.number("cpu_chunks"),
           .blocks_per_chunk = config.number("blocks_per_chunk"),
-          .disk = config.number("disk")};
+          .has_disk = lockstep::has_disk(config)};
 }
 
 void VllmOptions::write(Config& config) const {
@@ -33,7 +34,7 @@ void VllmOptions::write(Config& config) const {
   config.put("modules", modules);
   config.put("cpu_chunks", cpu_chunks);
   config.put("blocks_per_chunk", blocks_per_chunk);
-  config.put("disk", disk);
+  config.put("disk", has_disk ? 1 : 0);
 }
 
 namespace {
@@ -68,8 +69,6 @@ const Registration<ConfigOption> kCpuChunks{
     {.name = "cpu_chunks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true}};
 const Registration<ConfigOption> kBlocksPerChunk{
     {.name = "blocks_per_chunk", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
-const Registration<ConfigOption> kDisk{
-    {.name = "disk", .otherwise = "0", .number = {{0, 1}}, .for_children = true}};
 const Registration<ConfigOption> kModules{
     {.name = "modules", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
 

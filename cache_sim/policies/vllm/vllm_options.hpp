@@ -22,7 +22,7 @@ struct VllmOptions {
   std::int64_t modules;     ///< of MTP: each reads one token further ahead in a prefill
   std::int64_t cpu_chunks;  ///< chunks of the OffloadingConnector's CPU tier; 0: there is none
   std::int64_t blocks_per_chunk;
-  std::int64_t disk;  ///< 1: there is a disk behind the CPU tier
+  bool has_disk;  ///< behind the CPU tier
 
   static VllmOptions of(const Config& config);
   /// Sets them in the configuration.

@@ -172,6 +172,8 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   const std::uint32_t size = operation.tokens.size();
   const std::int64_t prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
   if (prompt == 0) return fail("admit: vLLM takes no prompt without a token");
+  if (tier_ && operation.external > 0)
+    return fail("admit: with cpu_chunks= nobody else sends tokens");
   if (!operation.images.empty() && operation.images.back().end() > prompt)
     return fail(fmt::format("admit: images end with the prompt's {}", counted(prompt, "token")));
   if (places_.empty()) {
@@ -192,10 +194,7 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   look_up(request);
   const std::int64_t offered = std::min<std::int64_t>(operation.external, size - 1);
   request.external = std::max<std::int64_t>(offered - request.hit.tokens, 0);
-  if (tier_) {
-    if (operation.external > 0) return fail("admit: with cpu_chunks= nobody else sends tokens");
-    if (!look_up_tier(operation, request)) return Reply::refusal(Refusal::same_step);
-  }
+  if (tier_ && !look_up_tier(operation, request)) return Reply::refusal(Refusal::same_step);
   request.loads = request.is_loading = request.was_loaded = false;
   request.id = operation.id;
   request.waits = true;
@@ -507,8 +506,10 @@ Reply VllmPolicy::evict_keys(std::int64_t blocks) {
 Reply VllmPolicy::flush() {
   if (!scheduled_.empty() || tier_) forward();
   if (tier_) {
-    while (tier_->land(true) || tier_->land(false)) continue;
-    settle();
+    do {
+      while (tier_->land(true) || tier_->land(false)) continue;
+      settle();
+    } while (tier_->disk() != nullptr && (tier_->waiting().size() + tier_->stores().size()) > 0);
     tier_->reset();
   }
   std::int64_t keyed = 0;

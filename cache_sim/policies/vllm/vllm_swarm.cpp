@@ -9,6 +9,7 @@
 #include "cache_sim/policies/vllm/block_rules.hpp"
 #include "cache_sim/policies/vllm/vllm_options.hpp"
 #include "reference/base/registry.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -218,10 +219,9 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
   VllmOptions options = VllmOptions::of(config);
   const auto has = [&](const char* kind) { return options.groups.find(kind) != std::string::npos; };
   const bool fits = options.groups.empty() || (has("mamba") && !has("window"));
-  const bool wants_disk = config.number("disk") != 0;
-  const bool draws = (draw.chance(1, 3) || wants_disk) && (fits || wants_disk) &&
-                     (!swarm.scheduled || wants_disk) && fields.has("cpu_chunks") &&
-                     fields.free("cpu_chunks") && !has_numbers(config);
+  const bool wants_disk = has_disk(config);
+  const bool draws = ((draw.chance(1, 3) && fits && !swarm.scheduled) || wants_disk) &&
+                     fields.has("cpu_chunks") && fields.free("cpu_chunks") && !has_numbers(config);
   if (!draws && config.number("cpu_chunks") == 0) return;
   swarm.scheduled = false;
   config.ranks = 1;
@@ -237,6 +237,9 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
     config.put("retention", "none");  // which would have to be a multiple of its chunks
   if (draws) fields.optional("cpu_chunks", draw.between(2, draw.chance(1, 2) ? 8 : 40));
   fields.optional("disk", static_cast<std::int64_t>(draw.below(2)));
+  // Prompts need more chunks than there are.
+  if (draws && has_disk(config) && draw.chance(2, 3))
+    fields.optional("cpu_chunks", draw.between(2, 5));
   if (BlockRules::of(config) || !draws) return;
   fields.optional("cpu_chunks", 0);
   fields.optional("disk", 0);
@@ -324,8 +327,16 @@ void rate(SwarmDraw& part) {
   if (swarm.config.number("cpu_chunks") != 0) {
     swarm.sent = 0;  // nobody else sends tokens
     swarm.copies = static_cast<int>(part.draw.stream("vllm copies").between(1, 12));
-    swarm.has_disk = swarm.config.number("disk") != 0;
-    if (swarm.has_disk) swarm.copies += 4;
+    swarm.has_disk = has_disk(swarm.config);
+    if (swarm.has_disk) {
+      swarm.copies += 6;
+      swarm.evict = std::max(swarm.evict, 2);
+      swarm.flush = std::max(swarm.flush, 2);  // what is on the disk alone comes again
+      swarm.shared = 9;
+      swarm.piece = std::max(swarm.piece, 2 * static_cast<int>(swarm.config.number("block")));
+      swarm.longest = std::max(swarm.longest, 3 * swarm.piece);
+      part.fields.optional("blocks", std::max<std::int64_t>(swarm.config.number("blocks"), 24));
+    }
     // Prompts come again when the device has lost them.
     swarm.evict = std::max(swarm.evict, 1);
     swarm.shared = std::max(swarm.shared, 7);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "reference/base/mark.hpp"
+#include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -33,9 +34,10 @@ void CpuChunks::access(std::span<const ChunkKey> keys, Access& access) {
 std::vector<std::uint32_t> CpuChunks::begin_load(std::span<const ChunkKey> keys, Access& access) {
   std::vector<std::uint32_t> chunks;
   for (const ChunkKey& key : keys) {
-    Chunk& chunk = chunks_.at(key);
-    chunks.push_back(chunk.index);
-    if (pins_loads_) ++chunk.readers;
+    const auto found = chunks_.find(key);
+    require(found != chunks_.end(), "a chunk that is loaded is there");
+    chunks.push_back(found->second.index);
+    if (pins_loads_) ++found->second.readers;
   }
   this->access(keys, access);
   return chunks;
