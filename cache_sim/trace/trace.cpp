@@ -389,7 +389,7 @@ class Reader {
     const std::string& id = operation->id.text();
     if (verb == Verb::admit) {
       ids_.insert(id);
-      // Where there is a disk, a refused admission asks again; only subjects know that it was
+      // With a disk, a refused admission asks again; only subjects know that it was
       // refused.
       if (!running_.insert(id).second && !has_disk(trace_.config))
         return fail(fmt::format("field id: request `{}` is admitted already", id));

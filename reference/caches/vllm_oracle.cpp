@@ -1203,6 +1203,7 @@ Reply VllmOracle::flush() {
       settle();
     }
     tier_->reset();
+    tier_->take_noted();
   }
   Count keyed = 0;
   const bool is_idle = queue_.size() + 1 == blocks_.size();

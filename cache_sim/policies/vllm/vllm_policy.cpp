@@ -511,6 +511,7 @@ Reply VllmPolicy::flush() {
       settle();
     } while (tier_->disk() != nullptr && (tier_->waiting().size() + tier_->stores().size()) > 0);
     tier_->reset();
+    tier_->take_noted();
   }
   std::int64_t keyed = 0;
   const BlockPool& pool = manager_.pool();
