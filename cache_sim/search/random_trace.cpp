@@ -544,7 +544,7 @@ Operation RandomTrace::next() {
   if (refused_ && model_.find_request(refused_->id) != nullptr) refused_.reset();
   if (refused_ && asking_.empty() && draw_.chance(1, 4)) ask_again();
   if (!asking_.empty()) {
-    const Operation next = asking_.back();
+    Operation next = asking_.back();
     asking_.pop_back();
     return next;
   }
