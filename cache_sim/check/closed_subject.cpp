@@ -1,6 +1,7 @@
 #include "cache_sim/check/closed_subject.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 #include <fmt/format.h>
 
@@ -297,7 +298,7 @@ void ClosedSubject::follow(const Operation& operation, const Reply& reply) {
     case Verb::lock: ++locks_; return;
     case Verb::unlock: --locks_; return;
     case Verb::flush:
-      if (requests_.empty() && locks_ == 0) computed_ = PrefixTrie();
+      if (requests_.empty() && locks_ == 0 && !has_disk(config_)) computed_ = PrefixTrie();
       return;
     default: break;
   }

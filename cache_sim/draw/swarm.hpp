@@ -56,10 +56,11 @@ struct Swarm {
   int overhangs = 0;       ///< of ten: prompts that came before, up to one token beyond a block
   std::int64_t overhang_block = 1;  ///< tokens of such a block
   // Rates of operations that only some subjects take.
-  int trees = 0;   ///< verifications of a tree of drafts
-  int cuts = 0;    ///< finishes inside an accepted run of tokens
-  int padded = 0;  ///< forwards of captured graphs, with rows of padding
-  int copies = 0;  ///< weight of land, settle and evict tier=host among the next operations
+  int trees = 0;          ///< verifications of a tree of drafts
+  int cuts = 0;           ///< finishes inside an accepted run of tokens
+  int padded = 0;         ///< forwards of captured graphs, with rows of padding
+  int copies = 0;         ///< weight of land, settle and evict tier=host among the next operations
+  bool has_disk = false;  ///< behind the host: its copies, too, and refused admissions ask again
   // Operations on sequences, for subjects that have these verbs; `sequences` is their rate.
   int sequences = 0;
   int clone = 3, truncate = 3, capture = 2, restore = 2, together = 3;

@@ -75,6 +75,7 @@ void LegalityModel::follow(const Operation& operation, const Reply& reply) {
 
 void LegalityModel::follow_request(const Operation& operation, const Reply& reply) {
   if (operation.verb == Verb::admit) {
+    std::erase(refused_, operation.id);  // it has asked again
     requests_.push_back({.id = operation.id,
                          .salt = operation.salt,
                          .known = operation.tokens,
@@ -256,6 +257,9 @@ bool LegalityModel::adapt(Step& step) const {
   const bool goes_on = operation.verb == Verb::finish ||
                        (operation.verb == Verb::extend && !operation.tokens.empty());
   if (request != nullptr && request->is_cut && goes_on) return false;
+  // In a block cache, what a finished request has not computed would be stored on the host.
+  if (request != nullptr && cuts_chunks_ && operation.verb == Verb::finish && request->left() > 0)
+    return false;
   switch (operation.verb) {
     case Verb::insert: return adapt_insert(operation, step.of_slot);
     case Verb::admit:

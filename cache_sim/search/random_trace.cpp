@@ -46,10 +46,12 @@ Operation RandomTrace::admission() {
   if (swarm_.sent > 0 && draw_.chance(static_cast<std::uint64_t>(swarm_.sent), 10))
     admit.external = draw_.between(0, admit.tokens.size());
   if (sometimes(swarm_.keyed)) draw_keys(admit);
+  if (swarm_.has_disk) refused_ = admit;
   return admit;
 }
 
-/// Draws an adapter, and images some of which are equal.
+/// Draws an adapter, and images some of which are equal. Equal ones have one length: a server names
+/// an image by its content, which says how many tokens it has.
 void RandomTrace::draw_keys(Operation& admit) {
   if (draw_.chance(1, 4)) admit.lora = Name::intern(draw_.chance(1, 2) ? "l" : "m");
   if (draw_.chance(1, 4)) return;
@@ -57,8 +59,9 @@ void RandomTrace::draw_keys(Operation& admit) {
   std::int64_t at = draw_.between(0, 3);
   for (std::int64_t size; (size = draw_.between(1, 4)), at + size <= most;
        at += size + draw_.between(0, 5))
-    admit.images.push_back({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(size),
-                            Name::intern(draw_.chance(2, 3) ? "i" : "j")});
+    admit.images.push_back(
+        {static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(size),
+         Name::intern(fmt::format("{}{}", draw_.chance(2, 3) ? "i" : "j", size))});
 }
 
 /// The accept that ends a verification.
@@ -274,8 +277,7 @@ std::optional<Operation> RandomTrace::meet() {
     const LegalityModel::Request& one = next == Meeting::first ? *first : running.back();
     const std::int64_t left = one.left();
     // An admission that was refused leaves another request behind.
-    if ((next == Meeting::last && left == 0) || one.is_loading || !one.drafts.empty())
-      return std::nullopt;
+    if (left == 0 || one.is_loading || !one.drafts.empty()) return std::nullopt;
     if (one.loads && one.external > 0) return forward(one);
     Operation operation{.verb = Verb::extend};
     operation.id = one.id;
@@ -321,6 +323,7 @@ Operation RandomTrace::random_request_operation() {
     admit.tokens = running.back().known.followed_by(fresh_tokens(1));
     return admit;
   }
+  if (refused_ && running.size() < most && draw_.chance(1, 3)) return *refused_;
   if (running.empty() || (running.size() < most && draw_.chance(1, 4))) return admission();
   // An engine may copy a clone late, which shows if the clone changes before the next forward.
   const bool is_new_clone = cloned_.exists() && running.back().id == cloned_;
@@ -500,8 +503,28 @@ Operation RandomTrace::random_slot_operation() {
   return operation;
 }
 
+/// Ends copies between the host and the disk, or empties the disk.
+Operation RandomTrace::random_disk_operation() {
+  Operation operation{.verb = draw_.chance(1, 8) ? Verb::fail : Verb::land};
+  operation.tier = Name::intern("disk");
+  if (draw_.chance(1, 40)) operation.verb = Verb::evict;
+  if (operation.verb == Verb::evict || draw_.chance(1, 3)) return operation;
+  operation.from = operation.tier;
+  operation.tier = Name::intern("host");
+  return operation;
+}
+
+/// The refused admission asks again when the load that it has started is there.
+void RandomTrace::ask_again() {
+  Operation land{.verb = Verb::land};
+  land.from = Name::intern("disk");
+  land.tier = Name::intern("host");
+  asking_ = {*refused_, land, Operation{.verb = Verb::step}};
+}
+
 /// Lands or settles copies between tiers, or evicts from the host.
 Operation RandomTrace::random_copy_operation() {
+  if (swarm_.has_disk && draw_.chance(1, 2)) return random_disk_operation();
   Operation operation{.verb = Verb::land};
   switch (pick<4>(draw_, {3, 2, 3, 1})) {
     case 0: operation.tier = Name::intern("host"); return operation;
@@ -518,6 +541,13 @@ Operation RandomTrace::random_copy_operation() {
 
 Operation RandomTrace::next() {
   may_be_bad_ = false;
+  if (refused_ && model_.find_request(refused_->id) != nullptr) refused_.reset();
+  if (refused_ && asking_.empty() && draw_.chance(1, 4)) ask_again();
+  if (!asking_.empty()) {
+    Operation next = asking_.back();
+    asking_.pop_back();
+    return next;
+  }
   while (!together_.empty()) {
     const Name id = together_.back();
     together_.pop_back();

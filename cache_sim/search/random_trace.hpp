@@ -39,6 +39,8 @@ class RandomTrace {
   Operation random_tree_operation();
   Operation random_slot_operation();
   Operation random_copy_operation();
+  Operation random_disk_operation();
+  void ask_again();
   Operation admission();
   void draw_keys(Operation& admit);
   bool begin_meeting();
@@ -74,7 +76,9 @@ class RandomTrace {
   std::vector<Meeting> meeting_;  // the operations of the meeting that are left, the next one last
   Name met_;                      // the request that fills blocks
   std::int64_t met_at_ = 0;       // its computed tokens when the meeting began
-  std::vector<Name> together_;    // requests whose extends complete the forward
+  std::optional<Operation> refused_;  // the last admission, where it was refused and may ask again
+  std::vector<Operation> asking_;     // what it waits for, and itself: the next one last
+  std::vector<Name> together_;        // requests whose extends complete the forward
 };
 
 }  // namespace lockstep::cache_sim

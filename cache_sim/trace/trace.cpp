@@ -12,6 +12,7 @@
 #include "cache_sim/trace/scheduler_verbs.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/shell_words.hpp"
+#include "reference/protocol/host_tier.hpp"
 #include "reference/protocol/speculation.hpp"
 
 namespace lockstep::cache_sim {
@@ -388,7 +389,9 @@ class Reader {
     const std::string& id = operation->id.text();
     if (verb == Verb::admit) {
       ids_.insert(id);
-      if (!running_.insert(id).second)
+      // With a disk, a refused admission asks again; only subjects know that it was
+      // refused.
+      if (!running_.insert(id).second && !has_disk(trace_.config))
         return fail(fmt::format("field id: request `{}` is admitted already", id));
     } else if (!id.empty()) {
       if (!running_.contains(id))

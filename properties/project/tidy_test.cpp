@@ -114,6 +114,7 @@ const std::vector<Folder>& folders() {
         {"trace", "model", "draw"},
         {"workloads", "check", "logs"},
         {"policies", "server", "numbers"},
+        {"policies/vllm/tiers"},
         {"numbers/torch", "policies/sglang", "policies/ideal", "policies/vllm", "policies/marconi",
          "policies/edge_llm", "policies/static_kv"},
         {"server/sglang", "server/vllm", "policies/vllm/audit"},

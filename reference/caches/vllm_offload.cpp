@@ -15,11 +15,12 @@ std::int64_t ceiling(std::int64_t a, std::int64_t unit) {
 }  // namespace
 
 VllmOffload::VllmOffload(std::vector<Group> groups, Count hash_block, Count chunks,
-                         Count blocks_per_chunk)
+                         Count blocks_per_chunk, bool has_disk)
     : groups_(std::move(groups)),
       hash_block_(hash_block),
       chunk_count_(chunks),
-      blocks_per_chunk_(blocks_per_chunk) {}
+      blocks_per_chunk_(blocks_per_chunk),
+      has_disk_(has_disk) {}
 
 VllmOffload::Key VllmOffload::key(const std::vector<Number>& hashes, int group, Count tokens) {
   const Key made{group, hashes.at(static_cast<std::size_t>(tokens / hash_block_ - 1))};
@@ -69,9 +70,17 @@ bool VllmOffload::make_room(Count wanted, const std::vector<Key>& spared) {
   return true;
 }
 
-/// The keys that get chunks; none at all where there is no room.
+/// With a disk, after a look at which of its transfers have ended.
 std::optional<std::vector<VllmOffload::Key>> VllmOffload::prepare_store(
     Request& request, const std::vector<Key>& keys) {
+  if (has_disk_) poll();
+  return reserve(request, keys, keys);
+}
+
+/// The keys that get chunks; none at all where there is no room.
+std::optional<std::vector<VllmOffload::Key>> VllmOffload::reserve(Request& request,
+                                                                  const std::vector<Key>& keys,
+                                                                  const std::vector<Key>& spared) {
   std::vector<Key> fresh, seen;
   for (const Key& one : keys) {
     const Chunk* const known = chunk(one);
@@ -81,7 +90,7 @@ std::optional<std::vector<VllmOffload::Key>> VllmOffload::prepare_store(
   access(request, seen);
   const auto wanted = static_cast<Count>(fresh.size());
   const Count unused = chunk_count_ - static_cast<Count>(chunks_.size());
-  if (wanted > unused && !make_room(wanted - unused, keys)) return std::nullopt;
+  if (wanted > unused && !make_room(wanted - unused, spared)) return std::nullopt;
   // Places that have never been used go first, then the one that was freed last.
   const Count never_used = std::min(wanted, chunk_count_ - places_used_);
   for (Count i = 0; i < wanted; ++i) {
@@ -101,10 +110,10 @@ std::optional<std::vector<VllmOffload::Key>> VllmOffload::prepare_store(
 
 /// The group's chunks among [first, last): their number from the left or, of states, up to the
 /// last one that is there; and whether one of those that count is being written.
-std::pair<VllmOffload::Count, bool> VllmOffload::look(const Shown& request, int group, Count first,
-                                                      Count last) {
+std::pair<VllmOffload::Count, bool> VllmOffload::look(Id id, const Shown& request, int group,
+                                                      Count first, Count last) {
   const auto at = [&](Count i) {
-    return chunk(key(request.hashes, group, (i + 1) * size_of(group)));
+    return lookup(id, request, key(request.hashes, group, (i + 1) * size_of(group)));
   };
   if (groups_[static_cast<std::size_t>(group)].holds_states) {
     while (last > first && at(last - 1) == nullptr) --last;
@@ -117,7 +126,8 @@ std::pair<VllmOffload::Count, bool> VllmOffload::look(const Shown& request, int 
 }
 
 /// _lookup_complete_chunks(): groups of attention, then those of states, shorten the hit in turn.
-std::optional<VllmOffload::Count> VllmOffload::whole_chunks(const Shown& request, Count computed) {
+std::optional<VllmOffload::Count> VllmOffload::whole_chunks(Id id, const Shown& request,
+                                                            Count computed) {
   std::vector<int> attention, states;
   for (int group = 0; group < static_cast<int>(groups_.size()); ++group)
     (groups_[static_cast<std::size_t>(group)].holds_states ? states : attention).push_back(group);
@@ -141,7 +151,7 @@ std::optional<VllmOffload::Count> VllmOffload::whole_chunks(const Shown& request
       if (end < computed + size) return 0;
       const Count first = computed / size;
       const auto [found, is_pending] =
-          look(request, group, first, std::min(ceiling(end, size), keyed));
+          look(id, request, group, first, std::min(ceiling(end, size), keyed));
       if (found == 0) return 0;
       if (is_pending)
         defers = true;
@@ -186,8 +196,9 @@ bool VllmOffload::has_tails() const {
   return has && blocks_per_chunk_ == 1;
 }
 
-std::optional<VllmOffload::Count> VllmOffload::matched(const Shown& request, Count computed) {
-  const std::optional<Count> whole = whole_chunks(request, computed);
+std::optional<VllmOffload::Count> VllmOffload::matched(Id id, const Shown& request,
+                                                       Count computed) {
+  const std::optional<Count> whole = whole_chunks(id, request, computed);
   if (!whole || !has_tails()) return whole;
   const Count begin = computed + *whole;
   const Count last = std::min(request.prompt - 1, begin + groups_.front().block - 1);
@@ -195,7 +206,7 @@ std::optional<VllmOffload::Count> VllmOffload::matched(const Shown& request, Cou
   for (Count tail = last / hash_block_ * hash_block_; tail > begin; tail -= hash_block_) {
     bool misses = false, waits = false;
     for (int group = 0; group < static_cast<int>(groups_.size()) && !misses; ++group) {
-      const Chunk* const found = chunk(key(request.hashes, group, tail));
+      const Chunk* const found = lookup(id, request, key(request.hashes, group, tail));
       misses = found == nullptr;
       waits |= found != nullptr && found->references < 0;
     }
@@ -382,6 +393,7 @@ void VllmOffload::build(const std::vector<Scheduled>& rows, const std::vector<Sc
     request.is_told = true;
     if (request.jobs.empty()) requests_.erase(id);
   }
+  if (has_disk_) submit();
   preempted_.clear();
   finished_.clear();
   flushed_by_reset_.clear();
@@ -423,12 +435,14 @@ std::pair<VllmOffload::Count, std::vector<VllmOffload::Id>> VllmOffload::settle(
       copies->erase(copies->begin());
       ++count;
       if (copy.is_load) received.push_back(copy.id);
+      fence_.erase(copy.job);
       if (copy.job < first_valid_job_) continue;
       for (const Key& one : copy.keys) {
         Chunk& chunk = chunks_.at(one);
         chunk.references = copy.is_load ? chunk.references - 1 : 0;
         if (copy.is_load) loading_.erase(one);
       }
+      if (has_disk_ && !copy.is_load) cascade(copy.keys);
       for (const auto* const blocks : {&copy.fenced, &copy.fenced_later})
         for (const Number block : *blocks)
           if (fences_.contains(block)) {
@@ -443,14 +457,18 @@ std::pair<VllmOffload::Count, std::vector<VllmOffload::Id>> VllmOffload::settle(
 }
 
 VllmOffload::Count VllmOffload::reset() {
+  const auto count = static_cast<Count>(chunks_.size());
+  if (has_disk_) drain();
   for (const auto* const copies : {&waiting_stores_, &stores_, &loads_})
-    for (const Copy& copy : *copies) flushed_by_reset_.insert(copy.job);
+    for (const Copy& copy : *copies) {
+      flushed_by_reset_.insert(copy.job);
+      fence_.insert(copy.job);
+    }
   std::erase_if(requests_, [](const auto& entry) { return entry.second.has_ended; });
   for (auto& [id, request] : requests_) {
     request.jobs.clear();
     request.next.assign(groups_.size(), 0);
   }
-  const auto count = static_cast<Count>(chunks_.size());
   chunks_.clear();
   free_places_.clear();
   places_used_ = next_rank_ = 0;
@@ -472,6 +490,7 @@ void VllmOffload::tell(std::vector<Count>& numbers) const {
   };
   numbers.insert(numbers.end(),
                  {0, static_cast<Count>(waiting_stores_.size()), flying(stores_), flying(loads_)});
+  if (has_disk_) tell_disk(numbers);
 }
 
 }  // namespace lockstep::reference

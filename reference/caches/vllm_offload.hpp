@@ -50,12 +50,13 @@ class VllmOffload {
     Count tokens;
   };
 
-  VllmOffload(std::vector<Group> groups, Count hash_block, Count chunks, Count blocks_per_chunk);
+  VllmOffload(std::vector<Group> groups, Count hash_block, Count chunks, Count blocks_per_chunk,
+              bool has_disk);
 
   void add(Id id) { requests_[id].next.assign(groups_.size(), 0); }
   void remove(Id id) { requests_.erase(id); }
   /// get_num_new_matched_tokens(); none: ask again later.
-  std::optional<Count> matched(const Shown& request, Count computed);
+  std::optional<Count> matched(Id id, const Shown& request, Count computed);
   /// update_state_after_alloc() of a load.
   void load(Id id, const Shown& request, Count computed, Count external);
   void finish(Id id, const Shown& request, bool is_aborted);
@@ -70,6 +71,18 @@ class VllmOffload {
   Count reset();
   /// Appends the numbers that contents= covers.
   void tell(std::vector<Count>& numbers) const;
+
+  // The disk (vllm_disk.cpp).
+  bool has_disk() const { return has_disk_; }
+  /// Decided, or in flight.
+  bool has_stores() const { return !waiting_stores_.empty() || !stores_.empty(); }
+  /// A request that was turned away does not ask again.
+  void leave(Id id);
+  bool end_transfer(bool is_promotion, bool fails);
+  bool has_ended_transfers() const;
+  Count take_noted() { return std::exchange(noted_, 0); }
+  Count promoted() const { return promoted_; }
+  Count empty_disk();
 
  private:
   struct Chunk {
@@ -97,17 +110,25 @@ class VllmOffload {
     bool landed = false;
   };
 
+  struct Transfer {
+    bool is_promotion;
+    std::vector<Key> keys;
+    bool has_ended = false, has_failed = false;
+  };
+
   Count size_of(int group) const {
     return groups_[static_cast<std::size_t>(group)].block * blocks_per_chunk_;
   }
   Key key(const std::vector<Number>& hashes, int group, Count tokens);
   const Chunk* chunk(const Key& key) const;
-  std::optional<Count> whole_chunks(const Shown& request, Count computed);
-  std::pair<Count, bool> look(const Shown& request, int group, Count first, Count last);
+  std::optional<Count> whole_chunks(Id id, const Shown& request, Count computed);
+  std::pair<Count, bool> look(Id id, const Shown& request, int group, Count first, Count last);
   bool has_tails() const;
   void access(Request& request, const std::vector<Key>& keys);
   Count rank_of(Request& request);
   std::optional<std::vector<Key>> prepare_store(Request& request, const std::vector<Key>& keys);
+  std::optional<std::vector<Key>> reserve(Request& request, const std::vector<Key>& keys,
+                                          const std::vector<Key>& spared);
   bool make_room(Count wanted, const std::vector<Key>& spared);
   Copy& store(Id id, std::vector<Key> keys, std::vector<Copy>& made);
   void store_offers(const Scheduled& row, const std::vector<Offer>& offers,
@@ -117,6 +138,13 @@ class VllmOffload {
                     const std::vector<std::vector<Number>>& columns, Count tokens,
                     std::vector<Copy>& made);
   void work(const std::vector<Copy>& made, const std::set<Count>& flushed);
+  // The disk.
+  void poll();
+  const Chunk* lookup(Id id, const Shown& request, const Key& key);
+  void submit();
+  void cascade(const std::vector<Key>& keys);
+  void drain();
+  void tell_disk(std::vector<Count>& numbers) const;
 
   std::vector<Group> groups_;
   Count hash_block_, chunk_count_, blocks_per_chunk_;
@@ -131,6 +159,14 @@ class VllmOffload {
   std::set<Key> loading_;
   std::set<Count> flushed_by_reset_;
   std::vector<Copy> waiting_stores_, waiting_loads_, stores_, loads_;
+  // The disk.
+  bool has_disk_;
+  std::set<Key> disk_;
+  std::vector<Transfer> transfers_;
+  std::vector<std::pair<Id, Key>> wanted_;
+  bool was_polled_ = false;
+  Count noted_ = 0, promoted_ = 0;
+  std::set<Count> fence_;  // jobs
 };
 
 }  // namespace lockstep::reference

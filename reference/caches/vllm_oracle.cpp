@@ -10,6 +10,7 @@
 
 #include "reference/base/require.hpp"
 #include "reference/caches/vllm_scheduler_config.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::reference {
 namespace {
@@ -105,7 +106,7 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
                                                               .inside = inside_});
   if (config.number("cpu_chunks") == 0) return;
   tier_ = std::make_unique<VllmOffload>(stored, hash_block_, config.number("cpu_chunks"),
-                                        config.number("blocks_per_chunk"));
+                                        config.number("blocks_per_chunk"), lockstep::has_disk(config));
 }
 
 // --- Hashes --------------------------------------------------------------------------------------
@@ -746,6 +747,7 @@ Result<Reply> VllmOracle::apply(const Operation& operation) {
     case Verb::step: forward(); return Reply{};
     case Verb::evict: return evict_on(operation);
     case Verb::land: return land(operation);
+    case Verb::fail: return end_transfer(operation);
     case Verb::settle: return settle();
     case Verb::flush: return flush();
     case Verb::check: return check();
@@ -820,7 +822,7 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   look_up(request);
   request.external =
       std::max<Count>(std::min<Count>(operation.external, size - 1) - request.hit, 0);
-  if (has_tier() && !look_up_tier(request)) {
+  if (has_tier() && !look_up_tier(operation, request)) {
     requests_.erase(operation.id.text());
     return Reply::refusal(Refusal::same_step);
   }
@@ -1049,19 +1051,40 @@ VllmOracle::Count VllmOracle::look_up_host(const Request& request, Count local) 
   return rest.hit;
 }
 
+/// With a disk, a request that is turned away waits: the same one is known when it asks again.
+/// (Without one it would not be told from a new one.)
+bool VllmOracle::look_up_tier(const Operation& operation, Request& request) {
+  if (!tier_) {
+    request.tier_id = ++last_id_;
+    return ask_tiers(request);
+  }
+  const std::string name = operation.id.text(), line = operation.text();
+  if (turned_away_.contains(name) && turned_away_[name].first != line) {
+    tier_->leave(turned_away_[name].second);
+    turned_away_.erase(name);
+  }
+  const bool is_known = turned_away_.contains(name);
+  request.tier_id = is_known ? turned_away_[name].second : ++last_id_;
+  if (!is_known) tier_->add(request.tier_id);
+  const Count before = tier_->promoted();
+  const bool is_let_in = ask_tiers(request);
+  if (tier_->promoted() > before) request.seen = ++changes_;
+  turned_away_.erase(name);
+  if (!is_let_in && tier_->has_disk())
+    turned_away_[name] = {line, request.tier_id};
+  else if (!is_let_in)
+    tier_->remove(request.tier_id);
+  return is_let_in;
+}
+
 /// The connector is asked with whole blocks of the local hit. A tail of it stays where the
 /// connector has no more. Of two connectors the first one with tokens loads (51).
-bool VllmOracle::look_up_tier(Request& request) {
-  request.tier_id = ++last_id_;
+bool VllmOracle::ask_tiers(Request& request) {
   const Count aligned = floor(request.hit, scheduler_block_);
   Count more = 0;
   if (tier_) {
-    tier_->add(request.tier_id);
-    const std::optional<Count> matched = tier_->matched(shown(request), aligned);
-    if (!matched) {
-      tier_->remove(request.tier_id);
-      return false;
-    }
+    const std::optional<Count> matched = tier_->matched(request.tier_id, shown(request), aligned);
+    if (!matched) return false;
     more = *matched;
   }
   request.from_blocks = more == 0;
@@ -1133,16 +1156,28 @@ bool VllmOracle::land_one(bool is_load) {
 
 Result<Reply> VllmOracle::land(const Operation& operation) {
   if (!has_tier()) return refuse(operation, "there is no CPU tier");
+  if (operation.from.exists() || operation.tier.text() == "disk") return end_transfer(operation);
   const std::string& tier = operation.tier.text();
   if (tier != "host" && tier != "device") return refuse(operation, "there is no such tier");
   return Reply().set(ReplyField::n, land_one(tier == "device") ? 1 : 0);
 }
 
+Result<Reply> VllmOracle::end_transfer(const Operation& operation) {
+  const std::string way = operation.from.text() + ">" + operation.tier.text();
+  if (!has_disk() || (way != ">disk" && way != "disk>host"))
+    return refuse(operation, "there is no such copy");
+  return Reply().set(ReplyField::n,
+                     tier_->end_transfer(way == "disk>host", operation.verb == Verb::fail) ? 1 : 0);
+}
+
+/// The disk's transfers are seen in a step alone: of the one under way, or of one that follows.
 Result<Reply> VllmOracle::settle() {
   if (!has_tier()) return fail("settle: there is no CPU tier");
-  if (any_scheduled()) forward();
+  if (any_scheduled() || has_disk()) forward();
+  if (has_disk() && tier_->has_ended_transfers()) forward();
   auto [count, received] =
       tier_ ? tier_->settle() : std::pair<Count, std::vector<VllmOffload::Id>>();
+  if (tier_) count += tier_->take_noted();
   if (simple_) {
     const auto [more, also] = simple_->settle();
     count += more;
@@ -1164,6 +1199,8 @@ Result<Reply> VllmOracle::settle() {
 
 Result<Reply> VllmOracle::evict_on(const Operation& operation) {
   const std::string tier = operation.tier.exists() ? operation.tier.text() : "device";
+  if (tier == "disk" && has_disk())
+    return Reply().set(ReplyField::kv, tier_->empty_disk()).set(ReplyField::state, 0);
   if ((tier != "host" && tier != "device") || (operation.tier.exists() && !has_tier()))
     return refuse(operation, "there is no such tier");
   if (tier == "device") return evict(std::max<Count>(operation.kv, 0));
@@ -1182,7 +1219,12 @@ Reply VllmOracle::flush() {
   if (has_tier()) {
     while (land_one(false) || land_one(true)) continue;
     settle();
+    while (has_disk() && tier_->has_stores()) {
+      while (tier_->land(false)) continue;
+      settle();
+    }
     reset_tier();
+    if (tier_) tier_->take_noted();
   }
   const Count keyed = forget();
   ++changes_;

@@ -154,7 +154,9 @@ class VllmOracle final : public Subject, private VllmPool {
   // The CPU tier.
   VllmOffload::Shown shown(const Request& request) const;
   bool has_tier() const { return tier_ || simple_; }
-  bool look_up_tier(Request& request);
+  bool has_disk() const { return tier_ && tier_->has_disk(); }
+  bool look_up_tier(const Operation& operation, Request& request);
+  bool ask_tiers(Request& request);
   Count look_up_host(const Request& request, Count local);
   void take_tier_blocks(const Request& request);
   bool is_received(VllmOffload::Id id) { return received_.erase(id) > 0; }
@@ -163,6 +165,7 @@ class VllmOracle final : public Subject, private VllmPool {
   void end_schedule();
   bool leave_tier(Request& request, Verb verb);
   Result<Reply> land(const Operation& operation);
+  Result<Reply> end_transfer(const Operation& operation);
   Result<Reply> settle();
 
   std::vector<Group> groups_;
@@ -184,6 +187,8 @@ class VllmOracle final : public Subject, private VllmPool {
   std::unique_ptr<VllmOffload> tier_;
   std::unique_ptr<VllmSimple> simple_;
   VllmOffload::Id last_id_ = 0;
+  /// Requests that were turned away, by name: their lines, and who they are for a tier with a disk.
+  std::map<std::string, std::pair<std::string, VllmOffload::Id>> turned_away_;
   std::vector<VllmOffload::Offer> offers_;      ///< of states that were keyed in this step
   std::vector<VllmOffload::Id> in_order_;       ///< requests that this step computes
   std::set<VllmOffload::Id> received_;          ///< loads that have come and were not taken up

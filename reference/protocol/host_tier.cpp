@@ -7,12 +7,14 @@
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kKvField = "host_kv", kStatesField = "host_states";
+constexpr std::string_view kKvField = "host_kv", kStatesField = "host_states", kDiskField = "disk";
 
 const Registration<ConfigOption> kKv{
     {.name = kKvField, .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}}};
 const Registration<ConfigOption> kStates{
     {.name = kStatesField, .otherwise = "0", .number = {{0, std::int64_t{1} << 24}}}};
+const Registration<ConfigOption> kDisk{
+    {.name = kDiskField, .otherwise = "0", .number = {{0, 1}}, .for_children = true}};
 
 }  // namespace
 
@@ -20,11 +22,21 @@ bool has_host_tier(const Config& config) {
   return config.number(kKvField) != 0;
 }
 
+bool has_disk(const Config& config) {
+  return config.number(kDiskField) != 0;
+}
+
 bool takes_host_tier(const ConfigFields& fields) {
   return fields.contains(kKvField) || fields.contains(kStatesField);
 }
 
+bool names_disk(const Operation& operation) {
+  return operation.from.exists() || (operation.tier.exists() && operation.tier.text() == "disk");
+}
+
 Result<bool> names_host(const Operation& operation) {
+  if (operation.from.exists())
+    return fail(fmt::format("{}: from= is for a config with a disk", to_string(operation.verb)));
   const std::string tier = operation.tier.exists() ? operation.tier.text() : "device";
   if (tier != "host" && tier != "device")
     return fail(

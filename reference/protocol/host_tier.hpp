@@ -1,5 +1,5 @@
 // The config fields of a host tier, a second memory beside the device's, which any family of caches
-// may honour: `host_kv`, its KV tokens, and `host_states`, its states.
+// may honour: `host_kv`, its KV tokens, and `host_states`, its states; and `disk`, behind a host.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,13 @@
 namespace lockstep {
 
 bool has_host_tier(const Config& config);
+bool has_disk(const Config& config);
 
 /// Whether one of these fields is about a host tier.
 bool takes_host_tier(const ConfigFields& fields);
+
+/// Whether the operation is about a disk behind the host, by `tier=` or `from=`.
+bool names_disk(const Operation& operation);
 
 /// Whether the operation's `tier=` names the host; without one it means the device. The error is a
 /// sentence.

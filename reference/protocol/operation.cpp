@@ -118,7 +118,8 @@ constexpr FieldRow kUnlock[] = {{"lock", NameField{&Operation::lock}, true}};
 constexpr FieldRow kFree[] = {kSlot};
 constexpr FieldRow kClone[] = {kAs, kId, {"up_to", NumberField{&Operation::up_to}}};
 constexpr FieldRow kTruncate[] = {kId, {"up_to", NumberField{&Operation::up_to}, true}};
-constexpr FieldRow kLand[] = {{"tier", NameField{&Operation::tier}, true}};
+constexpr FieldRow kLand[] = {{"from", NameField{&Operation::from}},
+                              {"tier", NameField{&Operation::tier}, true}};
 
 struct VerbRow {
   std::string_view name;
@@ -177,6 +178,7 @@ constexpr VerbRow kVerbs[] = {
     {"truncate", kTruncate, {}, 0, Capability::sequences},
     {"land", kLand, kCopiesReply, 0, Capability::tiers},
     {"settle", {}, kCopiesReply, 0, Capability::tiers},
+    {"fail", kLand, kCopiesReply, 0, Capability::tiers},
 };
 static_assert(std::size(kVerbs) == kVerbCount);
 /// Words that begin a line of a trace and are no operations.

@@ -52,8 +52,9 @@ enum class Verb : std::uint8_t {
   // Copies between tiers of memory.
   land,
   settle,
+  fail,
 };
-inline constexpr std::size_t kVerbCount = static_cast<std::size_t>(Verb::settle) + 1;
+inline constexpr std::size_t kVerbCount = static_cast<std::size_t>(Verb::fail) + 1;
 
 std::string_view to_string(Verb verb);
 /// The capability that a subject needs for the verb.
@@ -84,7 +85,7 @@ struct Operation {
   Name salt;                          ///< admit, match, insert: the namespace
   Name lora;                          ///< admit: the adapter that computes KV and states
   Name slot, as, from, to, lock;      ///< names that tree verbs and slot caches give; clone: `as`
-  Name tier;                          ///< land, evict: `device` or `host`
+  Name tier;                          ///< land, fail, evict: `device`, `host` or `disk`
   Tokens tokens;                      ///< see the verb
   Tokens drafts;                      ///< extend: draft tokens to verify
   std::int64_t n = kAbsent;           ///< extend: tokens to compute; accept: tokens kept

@@ -141,12 +141,24 @@ class Blocks:
 
 
 def scheduler(
-    blocks, specs, budget, policy="fcfs", drafts=0, modules=0, must_fit=True, threshold=0, slots=0
+    blocks,
+    specs,
+    budget,
+    policy="fcfs",
+    drafts=0,
+    modules=0,
+    must_fit=True,
+    threshold=0,
+    slots=0,
+    transfer=None,
+    hash_block=0,
 ):
-    """A Scheduler; its configuration as far as it reads it. slots: of a draft model, for each row."""
+    """A Scheduler; its configuration as far as it reads it. slots: of a draft model, for each row.
+    transfer: the kv_transfer_config. hash_block: 0 for the last group's block."""
     block = specs[-1].block_size
     config = bag(
-        "lora_config kv_events_config kv_transfer_config ec_transfer_config",
+        "lora_config kv_events_config ec_transfer_config",
+        kv_transfer_config=transfer,
         speculative_config=None
         if not drafts
         else bag(
@@ -183,6 +195,7 @@ def scheduler(
             mamba_cache_mode="align",
             block_size=block,
             enable_mamba_shared_prefix_checkpoint=False,
+            prefix_cache_retention_interval=None,
         ),
         model_config=bag(
             uses_mrope=False,
@@ -199,6 +212,7 @@ def scheduler(
             prefill_context_parallel_size=1,
             pipeline_parallel_size=1,
             data_parallel_size=1,
+            world_size=1,
         ),
         observability_config=bag(
             per_request_spec_decode_metrics="none",
@@ -210,7 +224,8 @@ def scheduler(
         aux_output_config=bag(enabled=False),
     )
     grammars = bag(accept_tokens=lambda *_: True, validate_tokens=lambda _, tokens: tokens)
-    return Scheduler(config, cache_config(blocks, specs), grammars, block, block, mm_registry=None)
+    cache = cache_config(blocks, specs)
+    return Scheduler(config, cache, grammars, block, hash_block or block, mm_registry=None)
 
 
 def step(core, token=7):

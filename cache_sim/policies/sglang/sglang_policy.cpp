@@ -88,7 +88,8 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
     case Verb::restore:
     case Verb::compact:
     case Verb::clone:
-    case Verb::truncate: break;
+    case Verb::truncate:
+    case Verb::fail: break;
   }
   return fail(
       fmt::format("{} is not an operation of SGLang's radix caches", to_string(operation.verb)));

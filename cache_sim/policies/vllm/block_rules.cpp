@@ -204,7 +204,12 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
   rules.cpu_blocks = options.cpu_blocks;
   rules.lazy_offload = options.lazy_offload != 0;
   rules.step_tokens = config.chunked_prefill;
+  rules.has_disk = options.has_disk;
   if (rules.cpu_blocks == 1) return fail("field cpu_blocks: the null block alone holds nothing");
+  if (rules.has_disk && rules.cpu_chunks == 0)
+    return fail("field disk: the disk is behind a CPU tier, so it needs cpu_chunks=");
+  if (rules.has_disk && rules.cpu_blocks > 0)
+    return fail("field disk: it is for chunks alone, without cpu_blocks=");
   if (rules.cpu_chunks > 0 || rules.cpu_blocks > 0)
     if (Result<void> sound = check_cpu_tier(config, options, rules); !sound)
       return tl::unexpected(sound.error());

@@ -40,6 +40,7 @@ struct BlockRules {
   std::int64_t cpu_blocks = 0;  ///< of the host's own block manager; 0: there is none
   bool lazy_offload = false;    ///< it stores what is evicted next, not what is computed
   std::int64_t step_tokens = 0;
+  bool has_disk = false;  ///< behind the CPU tier
 
   // Rules that no configuration changes: a planted defect does (vllm_defects.cpp).
   // Hashes and the look-up.
@@ -95,6 +96,14 @@ struct BlockRules {
   bool stores_hold_sources = true;
   bool publishes_settled_stores = true;
   bool resets_abandon_stores = true;
+  // The disk behind it.
+  bool promotions_spare_their_request = true;
+  bool promotions_wait_to_land = true;
+  bool cascades_pin_chunks = true;
+  bool failures_lose_chunks = true;
+  bool failures_free_chunks = true;
+  bool resets_hold_promotions = true;
+  bool resets_drain_the_disk = true;
   // The worker.
   bool copies_blocks = true;
   bool copies_first_group_alone = false;
@@ -119,8 +128,10 @@ struct BlockRules {
   std::int64_t splitter_block = 0;     ///< that prefill chunks are cut by; 0: they are not
   std::vector<SpecGroup> spec_groups;  ///< full attention first
 
-  /// Blocks of the pool and of the CPU tiers.
-  std::int64_t all_blocks() const { return blocks + cpu_chunks * blocks_per_chunk + cpu_blocks; }
+  /// Blocks of the pool and of the CPU tiers, and one through which those of a disk are looked at.
+  std::int64_t all_blocks() const {
+    return blocks + cpu_chunks * blocks_per_chunk + cpu_blocks + (has_disk ? 1 : 0);
+  }
   /// Computes the derived members.
   void complete();
   /// `mamba`: the kind of the Mamba groups. The error is a sentence that names the field.

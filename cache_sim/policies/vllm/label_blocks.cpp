@@ -136,6 +136,39 @@ void LabelBlocks::land_copy(const BlockCopy& copy) {
   awaited_[copy.target] = awaited - 1;
 }
 
+void LabelBlocks::await(BlockId block, std::uint32_t group) {
+  write(block, group);
+  destroy(block, group);
+  ++awaited_[block];
+}
+
+void LabelBlocks::arrive(BlockId block, const BlockContent* content) {
+  --awaited_[block];
+  if (content == nullptr) return;
+  ++written_[block];
+  group_[block] = content->group;
+  recurrent_[block] = content->recurrent;
+  written_places_[block] = {content->first, content->end};
+  std::copy(content->kv.begin(), content->kv.end(), kv_of(block));
+  std::copy(content->conv.begin(), content->conv.end(), conv_of(block));
+}
+
+void LabelBlocks::guard(BlockId block, std::int64_t places) {
+  read(block);
+  ++readers_[block];
+  guarded_[block] = std::max(guarded_[block], places);
+}
+
+BlockContent LabelBlocks::release(BlockId block) {
+  if (--readers_[block] == 0) guarded_[block] = 0;
+  return {.group = group_[block],
+          .recurrent = recurrent_[block],
+          .first = written_places_[block].first,
+          .end = written_places_[block].end,
+          .kv = {kv_of(block), kv_of(block) + kv_size_},
+          .conv = {conv_of(block), conv_of(block) + conv_size_}};
+}
+
 void LabelBlocks::receive(const BlockRow& row) {
   take_fingerprints(row.tokens, row.start - std::max(kConvWidth - 1, row.external), row.start);
   for (const BlockKv& kv : row.kv) write_kv(kv, row.start - row.external, row.start);
@@ -330,6 +363,14 @@ void LabelBlocks::check_chunk(BlockId block, std::uint32_t group, KeyId key, std
   entry.block = block;
   entry.tokens = static_cast<std::uint32_t>(tokens);
   check_held(entry, of_key_[key].prefix(entry.tokens));
+}
+
+void LabelBlocks::check_content(const BlockContent& content, std::uint32_t group, KeyId key,
+                                std::int64_t tokens) {
+  const auto scratch = static_cast<BlockId>(rules_.all_blocks() - 1);
+  await(scratch, group);
+  arrive(scratch, &content);
+  check_chunk(scratch, group, key, tokens);
 }
 
 /// Compares what the block holds with the prefix, which has the entry's tokens.

@@ -16,6 +16,7 @@
 #include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/model/label_state.hpp"
 #include "cache_sim/policies/vllm/block_pool.hpp"
+#include "cache_sim/policies/vllm/tiers/disk_tier.hpp"
 #include "reference/base/finding.hpp"
 #include "reference/base/zeroed_array.hpp"
 
@@ -50,8 +51,17 @@ class LabelBlocks final : public BlockMemory {
   void queue_copy(const BlockCopy& copy, std::int64_t places);
   /// It reads its source and writes its target.
   void land_copy(const BlockCopy& copy);
+  /// The same of a copy from the disk, which lands with these labels; null: it has failed.
+  void await(BlockId block, std::uint32_t group);
+  void arrive(BlockId block, const BlockContent* content);
+  /// And of a copy to the disk: it reads the block when it is released.
+  void guard(BlockId block, std::int64_t places);
+  BlockContent release(BlockId block);
   /// Compares what a block of the CPU tier holds with the first `tokens` tokens of its key.
   void check_chunk(BlockId block, std::uint32_t group, KeyId key, std::int64_t tokens);
+  /// The same of a block on the disk.
+  void check_content(const BlockContent& content, std::uint32_t group, KeyId key,
+                     std::int64_t tokens);
 
   const Checks& checks() const { return checks_; }
   Findings& findings() { return findings_; }

@@ -2,121 +2,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "reference/base/mark.hpp"
 
 namespace lockstep::cache_sim {
-namespace {
-
-CpuChunks::Rank rank_at(std::int64_t rank, const ChunkKey& key) {
-  return {rank, -std::int64_t{key.tokens}, key.group};
-}
-
-}  // namespace
-
-// --- Chunks (rules 34 and 35) --------------------------------------------------------------------
-
-/// All batches of a request share the rank that it got with the first.
-std::int64_t CpuChunks::rank_of(Access& access) {
-  if (access.rank == 0) access.rank = ++newest_;
-  return access.rank;
-}
-
-void CpuChunks::access(std::span<const ChunkKey> keys, Access& access) {
-  if (access.generation != generation_) access = {.generation = generation_};
-  for (const ChunkKey& key : keys) {
-    if (!access.seen.insert(key).second) continue;
-    const Rank rank = rank_at(rank_of(access), key);
-    if (const auto found = chunks_.find(key); found != chunks_.end())
-      found->second.rank = std::max(found->second.rank, rank);
-  }
-}
-
-std::vector<std::uint32_t> CpuChunks::begin_load(std::span<const ChunkKey> keys, Access& access) {
-  std::vector<std::uint32_t> chunks;
-  for (const ChunkKey& key : keys) {
-    Chunk& chunk = chunks_.at(key);
-    chunks.push_back(chunk.index);
-    if (pins_loads_) ++chunk.readers;
-  }
-  this->access(keys, access);
-  return chunks;
-}
-
-void CpuChunks::end_load(std::span<const ChunkKey> keys) {
-  if (pins_loads_)
-    for (const ChunkKey& key : keys) --chunks_.at(key).readers;
-}
-
-/// Evicts so many chunks that nobody reads or writes, none of those offered; or none at all.
-bool CpuChunks::evict(std::int64_t shortfall, std::span<const ChunkKey> offered) {
-  std::vector<std::pair<Rank, ChunkKey>> idle;
-  for (const auto& [key, chunk] : chunks_)
-    if (chunk.readers == 0 && std::find(offered.begin(), offered.end(), key) == offered.end())
-      idle.emplace_back(chunk.rank, key);
-  if (shortfall > std::ssize(idle)) return false;
-  std::sort(idle.begin(), idle.end());
-  for (const auto& [rank, key] : std::span(idle).first(static_cast<std::size_t>(shortfall))) {
-    free_.push_back(chunks_.at(key).index);
-    chunks_.erase(key);
-  }
-  return true;
-}
-
-std::optional<CpuChunks::Stores> CpuChunks::begin_store(std::span<const ChunkKey> keys,
-                                                        Access& access) {
-  Stores stores;
-  std::vector<ChunkKey> accessed;
-  for (const ChunkKey& key : keys) {
-    const Chunk* const known = find(key);
-    if (known == nullptr) stores.keys.push_back(key);
-    if (known == nullptr || known->is_ready()) accessed.push_back(key);
-  }
-  this->access(accessed, access);
-  if (stores.keys.empty()) return stores;
-  const std::int64_t shortfall = std::ssize(stores.keys) - free_count();
-  if (shortfall > 0 && !evict(shortfall, keys)) {
-    LOCKSTEP_MARK("vllm.no_room_on_the_cpu");
-    return std::nullopt;
-  }
-  // Chunks that were never used come first.
-  while (stores.chunks.size() < stores.keys.size() && used_ < count_)
-    stores.chunks.push_back(used_++);
-  while (stores.chunks.size() < stores.keys.size()) {
-    stores.chunks.push_back(free_.back());
-    free_.pop_back();
-  }
-  for (std::size_t i = 0; i < stores.keys.size(); ++i)
-    chunks_.emplace(stores.keys[i], Chunk{.index = stores.chunks[i],
-                                          .rank = rank_at(rank_of(access), stores.keys[i])});
-  return stores;
-}
-
-void CpuChunks::end_store(std::span<const ChunkKey> keys) {
-  for (const ChunkKey& key : keys) {
-    const auto found = chunks_.find(key);
-    if (found != chunks_.end() && !found->second.is_ready()) found->second.readers = 0;
-  }
-}
-
-void CpuChunks::finish(Access& access) {
-  if (access.generation != generation_) return;
-  std::vector<ChunkKey> keys(access.seen.begin(), access.seen.end());
-  std::sort(keys.begin(), keys.end(), [](const ChunkKey& a, const ChunkKey& b) {
-    return std::pair(a.tokens, a.group) > std::pair(b.tokens, b.group);
-  });
-  for (const ChunkKey& key : keys)
-    if (const auto found = chunks_.find(key); found != chunks_.end())
-      found->second.rank = {++newest_, 0, key.group};
-}
-
-void CpuChunks::reset() {
-  chunks_.clear();
-  free_.clear();
-  used_ = 0;
-  newest_ = 0;
-  ++generation_;
-}
 
 // --- The connector -------------------------------------------------------------------------------
 
@@ -126,6 +16,7 @@ OffloadTier::OffloadTier(const BlockRules& rules)
     (is_state(rules.groups[group].kind) ? states_ : attention_).push_back(group);
   order_ = attention_;
   if (rules.tier_hits_need_states) order_.insert(order_.end(), states_.begin(), states_.end());
+  if (rules.has_disk) disk_.emplace();
 }
 
 OffloadTier::RequestId OffloadTier::add() {
@@ -151,11 +42,11 @@ BlockId OffloadTier::host_block(std::uint32_t chunk, std::int64_t column) const 
 
 /// Whether the group has chunks `begin` … `end` - 1: of attention so many from the first on, of
 /// states those up to the last one that is there. None: they have not all been written.
-std::optional<std::int64_t> OffloadTier::find_in_group(const std::vector<KeyId>& keys,
+std::optional<std::int64_t> OffloadTier::find_in_group(const BlockRequest& request,
                                                        std::uint32_t group, std::int64_t begin,
-                                                       std::int64_t end) const {
+                                                       std::int64_t end) {
   const auto at = [&](std::int64_t i) {
-    return chunks_.find(key_at(keys, group, (i + 1) * chunk_of(group)));
+    return find(request, key_at(request.keys, group, (i + 1) * chunk_of(group)));
   };
   const auto is_there = [&](const CpuChunks::Chunk& chunk) {
     return chunk.is_ready() || !rules_.look_ups_wait_for_stores;
@@ -177,7 +68,7 @@ std::optional<std::int64_t> OffloadTier::find_in_group(const std::vector<KeyId>&
 }
 
 std::optional<std::int64_t> OffloadTier::look_up_chunks(const BlockRequest& request,
-                                                        std::int64_t local) const {
+                                                        std::int64_t local) {
   std::int64_t most = request.known;
   if (!states_.empty()) most = floor_to(most - 1, chunk_of(states_.front()));
   std::int64_t hit = 0;
@@ -192,7 +83,7 @@ std::optional<std::int64_t> OffloadTier::look_up_chunks(const BlockRequest& requ
       if (most - local < size) return 0;
       const std::int64_t begin = local / size;
       const std::optional<std::int64_t> found =
-          find_in_group(request.keys, group, begin, std::min(ceil_div(most, size), keyed));
+          find_in_group(request, group, begin, std::min(ceil_div(most, size), keyed));
       if (found == 0) return 0;
       if (found)
         most = std::min(most, (begin + *found) * size);
@@ -245,7 +136,7 @@ std::optional<std::int64_t> OffloadTier::look_up(const BlockRequest& request, st
        tail > begin; tail -= unit) {
     bool is_whole = true, is_ready = true;
     for (std::uint32_t group = 0; group < rules_.groups.size() && is_whole; ++group) {
-      const CpuChunks::Chunk* const chunk = chunks_.find(key_at(request.keys, group, tail));
+      const CpuChunks::Chunk* const chunk = find(request, key_at(request.keys, group, tail));
       is_whole = chunk != nullptr;
       is_ready &= chunk == nullptr || chunk->is_ready() || !rules_.look_ups_wait_for_stores;
     }
@@ -349,7 +240,7 @@ void OffloadTier::store_states(const BlockRequest& row,
       continue;
     const ChunkKey key = key_at(row.keys, one.group, one.tokens);
     const std::optional<CpuChunks::Stores> stores =
-        chunks_.begin_store(std::span(&key, 1), requests_.at(row.offload).access);
+        begin_store(std::span(&key, 1), requests_.at(row.offload));
     if (!stores || stores->keys.empty()) continue;
     Job& job = add_job(row.offload, jobs);
     job.keys = stores->keys;
@@ -377,8 +268,7 @@ void OffloadTier::store_tail(const BlockRequest& row,
   std::vector<ChunkKey> keys;
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group)
     keys.push_back(key_at(row.keys, group, tokens));
-  const std::optional<CpuChunks::Stores> stores =
-      chunks_.begin_store(keys, requests_.at(row.offload).access);
+  const std::optional<CpuChunks::Stores> stores = begin_store(keys, requests_.at(row.offload));
   if (!stores || stores->keys.empty()) return;
   LOCKSTEP_MARK("vllm.stores_a_tail");
   Job& job = add_job(row.offload, jobs);
@@ -415,7 +305,7 @@ void OffloadTier::store_prefix(RequestId id, const BlockRequest* row, std::vecto
       offered.push_back(key_at(keys, group, (i + 1) * size));
   }
   if (offered.empty()) return;
-  const std::optional<CpuChunks::Stores> stores = chunks_.begin_store(offered, request.access);
+  const std::optional<CpuChunks::Stores> stores = begin_store(offered, request);
   if (!stores) return;  // they are offered again
   for (const std::uint32_t group : attention_)
     request.next[group] = std::max(request.next[group], ends[group]);
@@ -436,6 +326,11 @@ void OffloadTier::store_prefix(RequestId id, const BlockRequest* row, std::vecto
   fence(job.fenced_at_end, job.id);
   for (const BlockId block : job.fenced_at_end)
     if (allocated_.contains(block) && rules_.flushes_reused_blocks) flush_.insert(job.id);
+}
+
+void OffloadTier::leave(RequestId request) {
+  requests_.at(request).has_ended = true;
+  ended_.push_back(request);
 }
 
 void OffloadTier::finish(const BlockRequest& request, bool is_aborted) {
@@ -487,6 +382,7 @@ void OffloadTier::end_schedule(std::span<const BlockRequest* const> rows,
     chunks_.finish(request.access);
     if (request.jobs.empty()) requests_.erase(id);
   }
+  if (disk_) end_disk_step();
   // The worker.
   for (Job& job : jobs)
     if (flush_.contains(job.id)) waiting_.push_back(job);
@@ -542,13 +438,17 @@ bool OffloadTier::land(bool to_host) {
 }
 
 void OffloadTier::end_job(const Job& job) {
-  if (is_stale(job)) return;
+  if (is_stale(job)) {
+    reset_fence_.erase(job.id);
+    return;
+  }
   Request& request = requests_.at(job.request);
   if (job.is_load) {
     chunks_.end_load(job.keys);
     for (const ChunkKey& key : job.keys) being_loaded_.erase(key);
   } else {
     chunks_.end_store(job.keys);
+    if (disk_) cascade(job);
   }
   unfence(job.fenced, job.id);
   unfence(job.fenced_at_end, job.id);
@@ -570,6 +470,10 @@ std::int64_t OffloadTier::settle(std::vector<RequestId>& loaded) {
 }
 
 void OffloadTier::reset() {
+  if (disk_) drain_disk();
+  for (const auto* const jobs : {&stores_, &loads_})
+    for (const Job& job : *jobs) reset_fence_.insert(job.id);
+  for (const Job& job : waiting_) reset_fence_.insert(job.id);
   if (rules_.resets_flush)
     for (const auto* const jobs : {&stores_, &loads_})
       for (const Job& job : *jobs) flush_.insert(job.id);
@@ -586,6 +490,175 @@ void OffloadTier::reset() {
   first_valid_ = last_job_ + 1;
   fences_.clear();
   being_loaded_.clear();
+}
+
+// --- The disk (rules 38 to 43) -------------------------------------------------------------------
+
+/// Look-ups and stores take note of the disk's copies that have ended: the first look-up of a step,
+/// and each store.
+std::optional<CpuChunks::Stores> OffloadTier::begin_store(std::span<const ChunkKey> keys,
+                                                          Request& request) {
+  if (disk_) {
+    is_polled_ = true;
+    note_disk_copies();
+  }
+  return chunks_.begin_store(keys, request.access);
+}
+
+/// The chunk of that key, which a promotion may begin to bring; null where there is none.
+const CpuChunks::Chunk* OffloadTier::find(const BlockRequest& request, const ChunkKey& key) {
+  if (disk_ && !std::exchange(is_polled_, true)) note_disk_copies();
+  const CpuChunks::Chunk* const chunk = chunks_.find(key);
+  const bool is_held = !reset_fence_.empty() && rules_.resets_hold_promotions;
+  return chunk == nullptr && disk_ && disk_->has(key) && !is_held ? promote(request, key) : chunk;
+}
+
+const CpuChunks::Chunk* OffloadTier::promote(const BlockRequest& request, const ChunkKey& key) {
+  const std::vector<ChunkKey> spared =
+      rules_.promotions_spare_their_request ? chunks_of(request) : std::vector<ChunkKey>{};
+  const std::optional<CpuChunks::Stores> stores =
+      chunks_.begin_store(std::span(&key, 1), requests_.at(request.offload).access, spared);
+  if (!stores) {
+    LOCKSTEP_MARK("vllm.no_room_for_a_promotion");
+    return nullptr;
+  }
+  ++promoted_;
+  const auto is_its = [&](const DiskTier::Job& job) { return job.request == request.offload; };
+  auto job = std::find_if(disk_->asked.begin(), disk_->asked.end(), is_its);
+  if (job == disk_->asked.end())
+    job = disk_->asked.insert(job, {.request = request.offload, .keys = {}, .chunks = {}});
+  job->keys.push_back(key);
+  job->chunks.push_back(stores->chunks.front());
+  if (labels_ != nullptr)
+    for (std::int64_t column = 0; column < rules_.blocks_per_chunk; ++column)
+      labels_->await(host_block(stores->chunks.front(), column), key.group);
+  return chunks_.find(key);
+}
+
+std::vector<ChunkKey> OffloadTier::chunks_of(const BlockRequest& request) const {
+  std::vector<ChunkKey> own;
+  for (const auto& [key, chunk] : chunks_.all()) {
+    const auto place = static_cast<std::size_t>(key.tokens / rules_.hash_block - 1);
+    if (place < request.keys.size() && request.keys[place] == key.key) own.push_back(key);
+  }
+  return own;
+}
+
+/// Calls `use` with the number in the job, the column and the number of each block of its chunks.
+template <class Use>
+void OffloadTier::each_block(const DiskTier::Job& job, Use use) const {
+  for (std::size_t i = 0; labels_ != nullptr && i < job.keys.size(); ++i)
+    for (std::int64_t column = 0; column < rules_.blocks_per_chunk; ++column)
+      use(i, static_cast<std::size_t>(column), host_block(job.chunks[i], column));
+}
+
+/// A store that has landed goes on to the disk, and its chunks stay while that copy reads them.
+void OffloadTier::cascade(const Job& job) {
+  DiskTier::Job copy{.request = job.request, .keys = job.keys, .chunks = {}};
+  if (rules_.cascades_pin_chunks) {
+    copy.chunks = chunks_.begin_read(job.keys);
+  } else {
+    for (const ChunkKey& key : job.keys) copy.chunks.push_back(chunks_.find(key)->index);
+  }
+  each_block(copy, [&](std::size_t i, std::size_t, BlockId block) {
+    labels_->guard(block, rules_.groups[copy.keys[i].group].block);
+  });
+  disk_->cascades.push_back(std::move(copy));
+}
+
+void OffloadTier::land_cascade(const DiskTier::Job& job, DiskTier::End end) {
+  std::vector<DiskTier::Contents> contents(job.keys.size());
+  each_block(job, [&](std::size_t i, std::size_t, BlockId block) {
+    contents[i].push_back(labels_->release(block));
+  });
+  for (std::size_t i = 0; i < job.keys.size() && end == DiskTier::End::landed; ++i)
+    disk_->store(job.keys[i], std::move(contents[i]));
+}
+
+/// A promotion needs all of its chunks. Those of one that fails are lost.
+void OffloadTier::land_promotion(DiskTier::Job& job) {
+  const auto is_there = [&](const ChunkKey& key) { return disk_->has(key); };
+  if (!std::all_of(job.keys.begin(), job.keys.end(), is_there)) job.end = DiskTier::End::failed;
+  const bool has_failed = job.end == DiskTier::End::failed;
+  each_block(job, [&](std::size_t i, std::size_t column, BlockId block) {
+    labels_->arrive(block, has_failed ? nullptr : &disk_->at(job.keys[i])[column]);
+  });
+  for (const ChunkKey& key : job.keys)
+    if (has_failed && rules_.failures_lose_chunks) disk_->lose(key);
+}
+
+bool OffloadTier::end_disk_copy(bool is_promotion, DiskTier::End end) {
+  for (DiskTier::Job& job : is_promotion ? disk_->promotions : disk_->cascades) {
+    if (job.end != DiskTier::End::none) continue;
+    job.end = end;
+    if (is_promotion)
+      land_promotion(job);
+    else
+      land_cascade(job, end);
+    return true;
+  }
+  return false;
+}
+
+bool OffloadTier::has_ended_disk_copies() const {
+  const auto has_ended = [](const std::deque<DiskTier::Job>& jobs) {
+    return !jobs.empty() && jobs.front().end != DiskTier::End::none;
+  };
+  return disk_ && (has_ended(disk_->cascades) || has_ended(disk_->promotions));
+}
+
+bool OffloadTier::sees_disk_copies() const {
+  const auto have_ended = [](const std::deque<DiskTier::Job>& jobs) {
+    return jobs.empty() || jobs.back().end != DiskTier::End::none;
+  };
+  const bool has_copies = !disk_->cascades.empty() || !disk_->promotions.empty();
+  return disk_->asked.empty() && have_ended(disk_->cascades) && have_ended(disk_->promotions) &&
+         !(is_polled_ && has_copies);
+}
+
+void OffloadTier::note_disk_copies() {
+  const auto note = [&](std::deque<DiskTier::Job>& jobs, auto use) {
+    for (; !jobs.empty() && jobs.front().end != DiskTier::End::none; jobs.pop_front(), ++noted_)
+      use(jobs.front());
+  };
+  note(disk_->cascades, [&](const DiskTier::Job& job) {
+    if (rules_.cascades_pin_chunks) chunks_.end_read(job.keys);
+  });
+  note(disk_->promotions, [&](const DiskTier::Job& job) {
+    if (job.end == DiskTier::End::landed || !rules_.failures_free_chunks)
+      chunks_.end_store(job.keys);
+    else
+      chunks_.abandon_store(job.keys);
+  });
+}
+
+/// The last of a step: the promotions that its look-ups have started are submitted.
+void OffloadTier::end_disk_step() {
+  if (!std::exchange(is_polled_, false)) note_disk_copies();
+  for (DiskTier::Job& job : disk_->asked) {
+    if (!rules_.promotions_wait_to_land) chunks_.end_store(job.keys);
+    disk_->promotions.push_back(std::move(job));
+  }
+  disk_->asked.clear();
+}
+
+/// Before a reset all copies of the disk land; promotions that were not submitted never begin.
+void OffloadTier::drain_disk() {
+  if (rules_.resets_drain_the_disk)
+    for (const bool is_promotion : {false, true})
+      while (end_disk_copy(is_promotion, DiskTier::End::landed)) continue;
+  note_disk_copies();
+  for (const DiskTier::Job& job : disk_->asked)
+    each_block(job,
+               [&](std::size_t, std::size_t, BlockId block) { labels_->arrive(block, nullptr); });
+  disk_->asked.clear();
+  is_polled_ = false;
+}
+
+std::int64_t OffloadTier::empty_disk() {
+  const std::int64_t count = std::ssize(disk_->chunks());
+  disk_->clear();
+  return count;
 }
 
 }  // namespace lockstep::cache_sim

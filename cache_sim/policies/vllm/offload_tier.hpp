@@ -9,91 +9,27 @@
 //   land()          the oldest copy of a direction is done
 //   settle()        the scheduler hears which copies are done
 //
+// With a disk behind the CPU tier (TieringOffloadingManager, rules 38 to 43) a look-up may start
+// promotions, which are submitted by end_schedule(), and a store that is settled is copied on.
+//
 // A chunk's blocks have numbers in the same memory, after those of the pool.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
 #include <set>
 #include <span>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cache_sim/policies/vllm/block_manager.hpp"
 #include "cache_sim/policies/vllm/label_blocks.hpp"
+#include "cache_sim/policies/vllm/tiers/cpu_chunks.hpp"
+#include "cache_sim/policies/vllm/tiers/disk_tier.hpp"
 
 namespace lockstep::cache_sim {
-
-/// A group's part of a prefix: the hash at its end, and the tokens that the hash stands for.
-struct ChunkKey {
-  std::uint32_t group = 0;
-  KeyId key = 0;
-  std::uint32_t tokens = 0;
-  auto operator<=>(const ChunkKey&) const = default;
-};
-
-/// The chunks of the CPU tier: CPUOffloadingManager with its LRU policy (rules 34 and 35). A chunk
-/// has room for `blocks_per_chunk` blocks of any group. Between the decision to store it and the
-/// settlement of that copy it is written: it has its key, and nobody may load it.
-class CpuChunks {
- public:
-  /// The request's, negated tokens and group: the least is evicted first.
-  using Rank = std::tuple<std::int64_t, std::int64_t, std::uint32_t>;
-  struct Chunk {
-    std::uint32_t index;
-    std::int32_t readers = -1;  ///< loads that read it; -1: it is being written
-    Rank rank;
-    bool is_ready() const { return readers >= 0; }
-  };
-  /// The chunks that a request has accessed, which are ranked anew when it ends.
-  struct Access {
-    std::uint64_t generation = 0;  ///< of the cache that the rest is about
-    std::int64_t rank = 0;         ///< 0: none yet
-    std::set<ChunkKey> seen;
-  };
-  struct Stores {
-    std::vector<ChunkKey> keys;  ///< of those offered, the ones without a chunk
-    std::vector<std::uint32_t> chunks;
-  };
-
-  CpuChunks(std::int64_t count, bool pins_loads) : count_(count), pins_loads_(pins_loads) {}
-
-  /// Null where there is no chunk of that key.
-  const Chunk* find(const ChunkKey& key) const {
-    const auto found = chunks_.find(key);
-    return found == chunks_.end() ? nullptr : &found->second;
-  }
-  const std::map<ChunkKey, Chunk>& all() const { return chunks_; }
-  std::int64_t free_count() const {
-    return std::ssize(free_) + count_ - static_cast<std::int64_t>(used_);
-  }
-
-  /// Chunks to read from; each key has one.
-  std::vector<std::uint32_t> begin_load(std::span<const ChunkKey> keys, Access& access);
-  void end_load(std::span<const ChunkKey> keys);
-  /// None where there is no room.
-  std::optional<Stores> begin_store(std::span<const ChunkKey> keys, Access& access);
-  void end_store(std::span<const ChunkKey> keys);
-  /// The request has ended: what it accessed is the newest, heads before tails.
-  void finish(Access& access);
-  void reset();
-
- private:
-  std::int64_t rank_of(Access& access);
-  void access(std::span<const ChunkKey> keys, Access& access);
-  bool evict(std::int64_t shortfall, std::span<const ChunkKey> offered);
-
-  std::int64_t count_;
-  bool pins_loads_;  // false: a planted defect
-  std::map<ChunkKey, Chunk> chunks_;
-  std::vector<std::uint32_t> free_;  // the last one is taken first
-  std::uint32_t used_ = 0;           // chunks from here on have never been used
-  std::int64_t newest_ = 0;          // rank
-  std::uint64_t generation_ = 1;
-};
 
 class OffloadTier {
  public:
@@ -121,6 +57,8 @@ class OffloadTier {
   RequestId add();
   /// The request has done nothing.
   void forget(RequestId request) { requests_.erase(request); }
+  /// It has asked, and will not come.
+  void leave(RequestId request);
   /// Tokens after the first `local`, which are whole blocks; none: those that follow are in flight.
   std::optional<std::int64_t> look_up(const BlockRequest& request, std::int64_t local);
   /// The request has got blocks without being scheduled: those of a load.
@@ -143,8 +81,27 @@ class OffloadTier {
   bool land(bool to_host);
   /// Appends the requests whose loads have ended; returns the number of copies.
   std::int64_t settle(std::vector<RequestId>& loaded);
-  /// All chunks are gone at once; copies in flight go on.
+  /// All chunks are gone at once; copies in flight go on, but those of the disk, which land.
   void reset();
+
+  /// Null where there is none.
+  const DiskTier* disk() const { return disk_ ? &*disk_ : nullptr; }
+  /// The oldest copy to the disk, or from it, is done or has failed; false where there is none.
+  bool end_disk_copy(bool is_promotion, DiskTier::End end);
+  /// Whether all copies of the disk have ended, and the next look-up takes note of that.
+  bool sees_disk_copies() const;
+  /// Whether a copy of the disk has ended and the manager has not taken note of it.
+  bool has_ended_disk_copies() const;
+  /// The number of copies of the disk that it has taken note of since the last call.
+  std::int64_t take_noted() { return std::exchange(noted_, 0); }
+  /// The number of chunks whose promotions look-ups have started.
+  std::int64_t promoted() const { return promoted_; }
+  /// The number of copies between the device and the host that were ever decided.
+  JobId last_job() const { return last_job_; }
+  /// The chunks on the CPU tier that are of the request's prefix, whatever group or length.
+  std::vector<ChunkKey> chunks_of(const BlockRequest& request) const;
+  /// The number of chunks on the disk, which are gone.
+  std::int64_t empty_disk();
 
   const CpuChunks& chunks() const { return chunks_; }
   BlockId host_block(std::uint32_t chunk, std::int64_t column) const;
@@ -177,9 +134,9 @@ class OffloadTier {
     return std::ssize(keys) * rules_.hash_block / chunk_of(group);
   }
   ChunkKey key_at(const std::vector<KeyId>& keys, std::uint32_t group, std::int64_t tokens) const;
-  std::optional<std::int64_t> look_up_chunks(const BlockRequest& request, std::int64_t local) const;
-  std::optional<std::int64_t> find_in_group(const std::vector<KeyId>& keys, std::uint32_t group,
-                                            std::int64_t begin, std::int64_t end) const;
+  std::optional<std::int64_t> look_up_chunks(const BlockRequest& request, std::int64_t local);
+  std::optional<std::int64_t> find_in_group(const BlockRequest& request, std::uint32_t group,
+                                            std::int64_t begin, std::int64_t end);
   bool is_being_loaded(const BlockRequest& request, std::int64_t local, std::int64_t hit) const;
   bool supports_tails() const;
   Job& add_job(RequestId id, std::vector<Job>& jobs);
@@ -195,6 +152,18 @@ class OffloadTier {
   void land_up_to(std::deque<Job>& jobs, const std::set<JobId>& ids);
   void land(Job& job);
   void end_job(const Job& job);
+  // The disk.
+  const CpuChunks::Chunk* find(const BlockRequest& request, const ChunkKey& key);
+  const CpuChunks::Chunk* promote(const BlockRequest& request, const ChunkKey& key);
+  std::optional<CpuChunks::Stores> begin_store(std::span<const ChunkKey> keys, Request& request);
+  void note_disk_copies();
+  void end_disk_step();
+  void cascade(const Job& job);
+  void land_cascade(const DiskTier::Job& job, DiskTier::End end);
+  void land_promotion(DiskTier::Job& job);
+  void drain_disk();
+  template <class Use>
+  void each_block(const DiskTier::Job& job, Use use) const;
 
   const BlockRules& rules_;
   CpuChunks chunks_;
@@ -211,6 +180,11 @@ class OffloadTier {
   std::vector<Job> new_loads_, waiting_;
   std::deque<Job> stores_, loads_;
   std::set<RequestId> loaded_;
+  // The disk.
+  std::optional<DiskTier> disk_;
+  bool is_polled_ = false;  // in this step
+  std::int64_t noted_ = 0, promoted_ = 0;
+  std::set<JobId> reset_fence_;  // jobs in flight at a reset: no promotion before they are settled
 };
 
 }  // namespace lockstep::cache_sim

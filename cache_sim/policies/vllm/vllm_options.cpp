@@ -1,6 +1,7 @@
 #include "cache_sim/policies/vllm/vllm_options.hpp"
 
 #include "reference/base/registry.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -18,7 +19,8 @@ VllmOptions VllmOptions::of(const Config& config) {
           .cpu_chunks = config.number("cpu_chunks"),
           .blocks_per_chunk = config.number("blocks_per_chunk"),
           .cpu_blocks = config.number("cpu_blocks"),
-          .lazy_offload = config.number("lazy_offload")};
+          .lazy_offload = config.number("lazy_offload"),
+          .has_disk = lockstep::has_disk(config)};
 }
 
 void VllmOptions::write(Config& config) const {
@@ -36,6 +38,7 @@ void VllmOptions::write(Config& config) const {
   config.put("blocks_per_chunk", blocks_per_chunk);
   config.put("cpu_blocks", cpu_blocks);
   config.put("lazy_offload", lazy_offload);
+  config.put("disk", has_disk ? 1 : 0);
 }
 
 namespace {

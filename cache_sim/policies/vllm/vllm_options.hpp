@@ -24,6 +24,7 @@ struct VllmOptions {
   std::int64_t blocks_per_chunk;
   std::int64_t cpu_blocks;  ///< of SimpleCPUOffloadConnector, the null block too; 0: there is none
   std::int64_t lazy_offload;  ///< it stores what the device evicts next
+  bool has_disk;              ///< behind the CPU tier
 
   static VllmOptions of(const Config& config);
   /// Sets them in the configuration.

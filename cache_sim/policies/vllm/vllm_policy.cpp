@@ -53,6 +53,7 @@ Result<Reply> VllmPolicy::apply(const Operation& operation) {
     case Verb::step: forward(); return Reply{};
     case Verb::evict: return evict(operation);
     case Verb::land: return land(operation);
+    case Verb::fail: return end_disk_copy(operation);
     case Verb::settle: return settle();
     case Verb::flush: return flush();
     case Verb::check: return check();
@@ -197,7 +198,7 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   look_up(request);
   const std::int64_t offered = std::min<std::int64_t>(operation.external, size - 1);
   request.external = std::max<std::int64_t>(offered - request.hit.tokens, 0);
-  if (has_tier() && !look_up_tier(request)) return Reply::refusal(Refusal::same_step);
+  if (has_tier() && !look_up_tier(operation, request)) return Reply::refusal(Refusal::same_step);
   request.loads = request.is_loading = request.was_loaded = false;
   request.id = operation.id;
   request.waits = true;
@@ -510,9 +511,12 @@ Reply VllmPolicy::evict_keys(std::int64_t blocks) {
 Reply VllmPolicy::flush() {
   if (!scheduled_.empty() || has_tier()) forward();
   if (has_tier()) {
-    while (land_one(true) || land_one(false)) continue;
-    settle();
+    do {
+      while (land_one(true) || land_one(false)) continue;
+      settle();
+    } while (has_disk() && (tier_->waiting().size() + tier_->stores().size()) > 0);
     reset_tier();
+    if (tier_) tier_->take_noted();
   }
   std::int64_t keyed = 0;
   const BlockPool& pool = manager_.pool();
@@ -671,11 +675,23 @@ const ConfigFields kSparseFields{
     "blocks", "block",          "groups",     "hash_block", "eagle",
     "drafts", "hash_algorithm", "checkpoint", "modules",    "shared_prefix_checkpoint",
     "overlap"};
-const ConfigFields kFields{
-    "blocks",      "block",          "groups",     "hash_block",       "eagle",
-    "drafts",      "hash_algorithm", "checkpoint", "modules",          "shared_prefix_checkpoint",
-    "retention",   "overlap",        "cpu_chunks", "blocks_per_chunk", "cpu_blocks",
-    "lazy_offload"};
+const ConfigFields kFields{"blocks",
+                           "block",
+                           "groups",
+                           "hash_block",
+                           "eagle",
+                           "drafts",
+                           "hash_algorithm",
+                           "checkpoint",
+                           "modules",
+                           "shared_prefix_checkpoint",
+                           "retention",
+                           "overlap",
+                           "cpu_chunks",
+                           "blocks_per_chunk",
+                           "cpu_blocks",
+                           "lazy_offload",
+                           "disk"};
 
 const Registration<PolicyEntry> kVllmAlign{
     {.name = "vllm-align",

@@ -24,6 +24,7 @@
 //             With a CPU tier the load of what it has: refused as same_step until it has landed
 //             and is settled
 //   land, settle   a copy between the tiers is done; the scheduler hears of those that are
+//   fail      a copy from or to the disk ends without having brought anything
 //   evict     takes the keys of the first blocks of the free queue that have some
 //   flush     takes all keys, where no request holds a block. With a CPU tier it waits for all
 //             copies first, and resets the tier, which `evict tier=host` does alone
@@ -33,6 +34,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -74,6 +76,12 @@ struct VllmRequest {
   std::int64_t promised = 0;    ///< tokens that these sample, and their drafts
 };
 
+/// A request that was refused by a tier with a disk, and is known to it.
+struct AskedRequest {
+  BlockRequest blocks;    ///< none but its keys and its number in the tier
+  std::string admission;  ///< its line
+};
+
 class VllmPolicy final : public Subject {
  public:
   VllmPolicy(const SubjectOptions& options, BlockRules rules);
@@ -87,6 +95,8 @@ class VllmPolicy final : public Subject {
   /// Null where there is none.
   const OffloadTier* tier() const { return tier_.get(); }
   const SimpleTier* simple() const { return simple_.get(); }
+  /// By Name::index().
+  const std::map<std::uint32_t, AskedRequest>& asked() const { return asked_; }
   /// Blocks of aborted requests whose loads have not landed.
   const std::vector<BlockRequest>& leaving() const { return leaving_; }
   const std::vector<VllmRequest>& requests() const { return requests_; }
@@ -115,7 +125,9 @@ class VllmPolicy final : public Subject {
   Result<void> take_result(VllmRequest& request, const Tokens& tokens);
   Result<Reply> release(const Operation& operation);
   bool has_tier() const { return tier_ != nullptr || simple_ != nullptr; }
-  bool look_up_tier(VllmRequest& request);
+  bool has_disk() const { return tier_ != nullptr && tier_->disk() != nullptr; }
+  bool look_up_tier(const Operation& operation, VllmRequest& request);
+  bool ask_tiers(VllmRequest& request);
   void take_tier_blocks(const VllmRequest& request);
   bool take_loaded(std::uint64_t request);
   void end_schedule();
@@ -123,6 +135,7 @@ class VllmPolicy final : public Subject {
   Result<Reply> land(const Operation& operation);
   bool land_one(bool to_host);
   std::int64_t reset_tier();
+  Result<Reply> end_disk_copy(const Operation& operation);
   Result<Reply> settle();
   Result<Reply> evict(const Operation& operation);
   void add_tier(const std::function<void(std::int64_t)>& add) const;
@@ -163,6 +176,7 @@ class VllmPolicy final : public Subject {
   std::unique_ptr<SimpleTier> simple_;
   std::uint64_t last_offload_ = 0;  // BlockRequest::offload, where there is no OffloadTier
   std::vector<BlockRequest> leaving_;
+  std::map<std::uint32_t, AskedRequest> asked_;
   // Null where the blocks' content is not followed.
   NumberedBlocks* numbers_;
   std::unique_ptr<LabelBlocks> labels_;

@@ -9,6 +9,7 @@
 #include "cache_sim/policies/vllm/block_rules.hpp"
 #include "cache_sim/policies/vllm/vllm_options.hpp"
 #include "reference/base/registry.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -235,8 +236,9 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
   const auto has = [&](const char* kind) { return options.groups.find(kind) != std::string::npos; };
   const bool fits = options.groups.empty() || (has("mamba") && !has("window") &&
                                                (has("attention") || options.cpu_blocks == 0));
-  const bool draws = draw.chance(1, 3) && fits && !swarm.scheduled && fields.has("cpu_chunks") &&
-                     fields.free("cpu_chunks") && !has_numbers(config);
+  const bool wants_disk = has_disk(config);
+  const bool draws = ((draw.chance(1, 3) && fits && !swarm.scheduled) || wants_disk) &&
+                     fields.has("cpu_chunks") && fields.free("cpu_chunks") && !has_numbers(config);
   if (!draws && !has_tier(config)) return;
   swarm.scheduled = false;
   config.ranks = 1;
@@ -251,10 +253,16 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
   else if (config.number("blocks_per_chunk") > 1 && fields.free("retention"))
     config.put("retention", "none");  // which would have to be a multiple of its chunks
   if (draws) fields.optional("cpu_chunks", draw.between(2, draw.chance(1, 2) ? 8 : 40));
-  draw_host_blocks(draw.stream("host blocks"), fields, config);
+  if (config.number("cpu_chunks") > 0 && config.number("cpu_blocks") == 0)
+    fields.optional("disk", static_cast<std::int64_t>(draw.below(2)));
+  // Prompts need more chunks than there are.
+  if (draws && has_disk(config) && draw.chance(2, 3))
+    fields.optional("cpu_chunks", draw.between(2, 5));
+  if (!has_disk(config)) draw_host_blocks(draw.stream("host blocks"), fields, config);
   if (!draws || BlockRules::of(config)) return;
   fields.optional("cpu_chunks", 0);
   fields.optional("cpu_blocks", 0);
+  fields.optional("disk", 0);
 }
 
 void schedule(SwarmDraw& part) {
@@ -350,6 +358,16 @@ void rate(SwarmDraw& part) {
   if (has_tier(swarm.config)) {
     swarm.sent = 0;  // nobody else sends tokens
     swarm.copies = static_cast<int>(part.draw.stream("vllm copies").between(1, 12));
+    swarm.has_disk = has_disk(swarm.config);
+    if (swarm.has_disk) {
+      swarm.copies += 6;
+      swarm.evict = std::max(swarm.evict, 2);
+      swarm.flush = std::max(swarm.flush, 2);  // what is on the disk alone comes again
+      swarm.shared = 9;
+      swarm.piece = std::max(swarm.piece, 2 * static_cast<int>(swarm.config.number("block")));
+      swarm.longest = std::max(swarm.longest, 3 * swarm.piece);
+      part.fields.optional("blocks", std::max<std::int64_t>(swarm.config.number("blocks"), 24));
+    }
     // Prompts come again when the device has lost them.
     swarm.evict = std::max(swarm.evict, 1);
     swarm.shared = std::max(swarm.shared, 7);

@@ -8,20 +8,40 @@
 
 namespace lockstep::cache_sim {
 
+/// Asks the tiers. A request that a tier with a disk refuses is known to it, until it is admitted
+/// or another one has its name (rule 40).
+bool VllmPolicy::look_up_tier(const Operation& operation, VllmRequest& request) {
+  OffloadTier::RequestId& id = request.blocks.offload;
+  if (!tier_) {
+    id = ++last_offload_;
+    return ask_tiers(request);
+  }
+  const auto asked = asked_.find(operation.id.index());
+  const bool asks_again = asked != asked_.end() && asked->second.admission == operation.text();
+  if (asked != asked_.end() && !asks_again) tier_->leave(asked->second.blocks.offload);
+  id = asks_again ? asked->second.blocks.offload : tier_->add();
+  const std::int64_t promoted = tier_->promoted();
+  const bool is_told = ask_tiers(request);
+  if (tier_->promoted() != promoted) request.seen = ++changes_;
+  if (is_told)
+    asked_.erase(operation.id.index());
+  else if (has_disk())
+    asked_[operation.id.index()] = {request.blocks, operation.text()};
+  else
+    tier_->forget(id);
+  return is_told;
+}
+
 /// Asks the tiers behind whole blocks of the local hit; the first one that has something loads
 /// (rule 51). Its hit takes the place of one that ends inside a block where it reaches further
 /// (rule 29). False: copies that it needs are in flight.
-bool VllmPolicy::look_up_tier(VllmRequest& request) {
+bool VllmPolicy::ask_tiers(VllmRequest& request) {
   BlockRequest& blocks = request.blocks;
   const BlockRules& rules = manager_.rules();
-  blocks.offload = tier_ ? tier_->add() : ++last_offload_;
   const std::int64_t tail = request.hit.tokens % rules.scheduler_block;
   const std::int64_t local = request.hit.tokens - tail;
   const std::optional<std::int64_t> of_chunks = tier_ ? tier_->look_up(blocks, local) : 0;
-  if (!of_chunks) {
-    tier_->forget(blocks.offload);
-    return false;
-  }
+  if (!of_chunks) return false;
   const std::int64_t of_blocks = simple_ ? simple_->look_up(blocks, local) : 0;
   request.from_blocks = *of_chunks == 0;
   const std::int64_t found = request.from_blocks ? of_blocks : *of_chunks;
@@ -96,16 +116,33 @@ bool VllmPolicy::land_one(bool to_host) {
 
 Result<Reply> VllmPolicy::land(const Operation& operation) {
   if (!has_tier()) return fail("land: a config without cpu_chunks= or cpu_blocks= has no copies");
+  if (names_disk(operation)) return end_disk_copy(operation);
   return names_host(operation).map(
       [&](bool to_host) { return Reply{}.set(ReplyField::n, land_one(to_host) ? 1 : 0); });
 }
 
-/// The scheduler hears at the end of a step which copies have landed.
+/// A copy to the disk, or from it to the host, has landed or failed (rule 41).
+Result<Reply> VllmPolicy::end_disk_copy(const Operation& operation) {
+  const std::string verb(to_string(operation.verb));
+  if (!has_disk()) return fail(verb + ": a config without disk=1 has none");
+  const bool is_promotion = operation.from.exists();
+  if (is_promotion ? operation.from.text() != "disk" || operation.tier.text() != "host"
+                   : operation.tier.text() != "disk")
+    return fail(verb + ": copies of the disk are those of tier=disk, and of tier=host from=disk");
+  const bool fails = operation.verb == Verb::fail;
+  const bool is_there =
+      tier_->end_disk_copy(is_promotion, fails ? DiskTier::End::failed : DiskTier::End::landed);
+  return Reply{}.set(ReplyField::n, is_there ? 1 : 0);
+}
+
+/// The scheduler hears at the end of a step which copies have landed. Of those of the disk it takes
+/// note in a step, so one more may follow (rule 41).
 Result<Reply> VllmPolicy::settle() {
   if (!has_tier()) return fail("settle: a config without cpu_chunks= or cpu_blocks= has no copies");
-  if (!scheduled_.empty()) forward();
+  if (!scheduled_.empty() || has_disk()) forward();
+  if (has_disk() && tier_->has_ended_disk_copies()) forward();
   std::vector<OffloadTier::RequestId> loaded;
-  std::int64_t count = tier_ ? tier_->settle(loaded) : 0;
+  std::int64_t count = tier_ ? tier_->settle(loaded) + tier_->take_noted() : 0;
   if (simple_) count += simple_->settle(loaded);
   for (const OffloadTier::RequestId id : loaded) {
     const auto found =
@@ -121,6 +158,10 @@ Result<Reply> VllmPolicy::settle() {
 }
 
 Result<Reply> VllmPolicy::evict(const Operation& operation) {
+  if (names_disk(operation)) {
+    if (!has_disk()) return fail("evict: a config without disk=1 has none");
+    return Reply{}.set(ReplyField::kv, tier_->empty_disk()).set(ReplyField::state, 0);
+  }
   const Result<bool> of_host = names_host(operation);
   if (!of_host) return tl::unexpected(of_host.error());
   if (operation.tier.exists() && !has_tier())
@@ -163,6 +204,17 @@ void VllmPolicy::add_tier(const std::function<void(std::int64_t)>& add) const {
   add(std::ssize(tier_->waiting()));
   add(in_flight(tier_->stores()));
   add(in_flight(tier_->loads()));
+  const DiskTier* const disk = tier_->disk();
+  if (disk == nullptr) return;
+  for (const auto& [key, contents] : disk->chunks()) {
+    add(key.group);
+    add(std::int64_t{key.key} + 1);
+  }
+  add(0);
+  add(std::ssize(disk->asked));
+  for (const auto* const jobs : {&disk->cascades, &disk->promotions})
+    add(std::count_if(jobs->begin(), jobs->end(),
+                      [](const DiskTier::Job& job) { return job.end == DiskTier::End::none; }));
 }
 
 }  // namespace lockstep::cache_sim

@@ -221,6 +221,7 @@ class Config:
     cpu_blocks: int = 0  # blocks of the host's own block manager; 0: there is none
     lazy_offload: int = 0  # it stores what the device evicts next
     blocks_per_chunk: int = 1  # of a group
+    disk: int = 0  # 1: there is one behind the CPU tier
     graph_batches: str = ""
     ranks: int = 1
     routing: str = ""
@@ -369,10 +370,17 @@ class Subject:
         """Checks the subject's own rules: raises Violation. Answers with what is free and what is locked."""
         raise NotImplementedError
 
-    # Copies between the device and a host tier.
+    # Copies between the device, a host tier and a disk behind it.
 
-    def land(self, tier: str) -> Reply | int | None:
-        """The oldest copy to that tier, "host" or "device", is done. Answers with the number of copies, 1 or 0."""
+    def land(self, tier: str, from_: str) -> Reply | int | None:
+        """The oldest copy to that tier, "host" or "device", is done. Answers with the number of copies, 1 or 0.
+
+        tier: "disk" for the oldest to the disk; from_: "disk" for the oldest from it. Not sent to a class without from_.
+        """
+        raise NotImplementedError
+
+    def fail(self, tier: str, from_: str) -> Reply | int | None:
+        """The oldest of these copies has ended and brought nothing. Answers with the number of copies, 1 or 0."""
         raise NotImplementedError
 
     def settle(self) -> Reply | int | None:

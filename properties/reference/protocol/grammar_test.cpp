@@ -71,6 +71,7 @@ const std::vector<std::string> kFullLines = {
     "truncate id=r up_to=3",
     "land tier=host",
     "settle",
+    "fail from=disk tier=host",
 };
 
 TEST(Operations, ofEveryVerbArePrintedAsTheyWereRead) {
@@ -99,7 +100,7 @@ TEST(Operations, needTheFieldsThatTheyNeed) {
         "capture id=r",   "restore id=r",    "compact",       "match",       "alloc",
         "advance slot=s", "fork slot=s",     "fork as=s",     "copy from=s", "copy to=s",
         "insert slot=s",  "lock tokens=a1",  "lock as=l",     "unlock",      "free",
-        "clone id=r",     "clone as=r",      "truncate id=r", "land"})
+        "clone id=r",     "clone as=r",      "truncate id=r", "land",        "fail"})
     EXPECT_NE(operation_of(text).error().text.find("needs the field"), std::string::npos) << text;
 }
 

@@ -17,6 +17,8 @@
 //   L6  a chunk's place is that of one key, and those of no key are free
 //   L7  a chunk is written, or read so many times, as copies that are not settled say
 //   L8  a request that waits for a load has one
+//   L13 a request that is refused twice while no copy is in flight and nobody else's moves has more
+//       of its chunks on the CPU tier the second time. So it is not refused for ever
 //
 // After each operation it looks at the blocks whose references changed; recompute() at everything.
 #include <fmt/format.h>
@@ -25,6 +27,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,11 +52,13 @@ class VllmAuditor final : public Auditor {
     read_queue();
   }
 
-  void after(const Operation& operation, const Reply& /*reply*/, Findings& findings) override {
+  void after(const Operation& operation, const Reply& reply, Findings& findings) override {
     findings_ = &findings;
     take_worker_findings();
     if (findings.empty() && policy_.tier() != nullptr) check_tier(*policy_.tier());
     if (findings.empty() && policy_.simple() != nullptr) check_simple(*policy_.simple());
+    if (policy_.tier() != nullptr && policy_.tier()->disk() != nullptr)
+      check_disk(operation, reply, *policy_.tier());
     if (!findings.empty()) return;
     collect_changes(operation);
     check_changed();
@@ -87,6 +92,12 @@ class VllmAuditor final : public Auditor {
     std::int32_t before = 0;
   };
   using Table = std::vector<std::vector<BlockId>>;  // by group
+  /// The last refusal for copies of the disk while none was in flight.
+  struct Refused {
+    std::string admission;
+    std::int64_t chunks = 0;  ///< of the request, on the CPU tier
+    OffloadTier::JobId last_job = 0;
+  };
 
   void report(FindingKind kind, std::string text, std::string expected, std::string actual) {
     if (findings_->size() < kMostFindings)
@@ -296,6 +307,15 @@ class VllmAuditor final : public Auditor {
     collect(tier.stores());
     collect(tier.new_loads());
     collect(tier.loads());
+    if (tier.disk() != nullptr) {
+      const auto collect_disk = [&](const auto& jobs, std::int32_t use) {
+        for (const DiskTier::Job& job : jobs)
+          for (const ChunkKey& key : job.keys) uses[key] += use;
+      };
+      collect_disk(tier.disk()->cascades, 1);
+      collect_disk(tier.disk()->promotions, -1);
+      collect_disk(tier.disk()->asked, -1);
+    }
     const BlockRules& rules = policy_.manager().rules();
     std::vector<char> seen(static_cast<std::size_t>(rules.cpu_chunks));
     for (const auto& [key, chunk] : tier.chunks().all()) {
@@ -309,7 +329,7 @@ class VllmAuditor final : public Auditor {
       if (chunk.readers != uses[key])
         report(FindingKind::lock_imbalance,
                fmt::format("{} counts {} (-1: it is written)", named(),
-                           counted(chunk.readers, "load")),
+                           counted(chunk.readers, "copy", "copies")),
                std::to_string(uses[key]), std::to_string(chunk.readers));
       else if (chunk.is_ready())
         check_chunk(tier, key, chunk.index);
@@ -333,14 +353,67 @@ class VllmAuditor final : public Auditor {
     take_worker_findings();
   }
 
-  void check_chunk(const OffloadTier& tier, const ChunkKey& key, std::uint32_t chunk) {
+  /// Calls `use` with each column that the chunk stands for, and the tokens up to its end.
+  template <class Use>
+  void each_column(const ChunkKey& key, Use use) const {
     const BlockRules& rules = policy_.manager().rules();
     const GroupSpec& spec = rules.groups[key.group];
     const std::int64_t end = ceil_div(key.tokens, spec.block);
     const std::int64_t count = is_state(spec.kind) ? 1 : rules.blocks_per_chunk;
     for (std::int64_t column = end - count; column < end; ++column)
-      labels_.check_chunk(tier.host_block(chunk, column), key.group, key.key,
-                          std::min<std::int64_t>(key.tokens, (column + 1) * spec.block));
+      use(column, std::min<std::int64_t>(key.tokens, (column + 1) * spec.block));
+  }
+
+  void check_chunk(const OffloadTier& tier, const ChunkKey& key, std::uint32_t chunk) {
+    each_column(key, [&](std::int64_t column, std::int64_t tokens) {
+      labels_.check_chunk(tier.host_block(chunk, column), key.group, key.key, tokens);
+    });
+  }
+
+  // --- The disk
+  // -----------------------------------------------------------------------------------
+
+  void check_disk(const Operation& operation, const Reply& reply, const OffloadTier& tier) {
+    const std::int64_t per_chunk = policy_.manager().rules().blocks_per_chunk;
+    if (operation.verb == Verb::evict || operation.verb == Verb::fail) on_disk_.clear();
+    for (const auto& [key, contents] : tier.disk()->chunks())
+      if (on_disk_.insert(key).second)
+        each_column(
+            key, [&, &key = key, &contents = contents](std::int64_t column, std::int64_t tokens) {
+              labels_.check_content(contents[static_cast<std::size_t>(column % per_chunk)],
+                                    key.group, key.key, tokens);
+            });
+    take_worker_findings();
+    check_progress(operation, reply, tier);
+    is_quiet_ = !policy_.has_scheduled() && tier.waiting().empty() && tier.stores().empty() &&
+                tier.loads().empty() && tier.new_loads().empty() && tier.sees_disk_copies();
+  }
+
+  void check_progress(const Operation& operation, const Reply& reply, const OffloadTier& tier) {
+    switch (operation.verb) {
+      case Verb::land:
+      case Verb::settle:
+      case Verb::step:
+      case Verb::check: return;
+      default: break;
+    }
+    const auto asked = policy_.asked().find(operation.id.index());
+    const bool is_refused = operation.verb == Verb::admit && reply.refused != Refusal::none &&
+                            asked != policy_.asked().end();
+    if (!is_refused || asked->second.admission != refused_.admission) refused_ = {};
+    if (!is_refused || !is_quiet_) return;
+    const Refused before = std::exchange(
+        refused_, {asked->second.admission, std::ssize(tier.chunks_of(asked->second.blocks)),
+                   tier.last_job()});
+    if (refused_.admission == before.admission && refused_.last_job == before.last_job &&
+        refused_.chunks <= before.chunks)
+      report(
+          FindingKind::stuck,
+          fmt::format("request `{}` was refused, all copies have landed, and it is refused again "
+                      "with no more of its chunks on the host",
+                      operation.id.text()),
+          fmt::format("more than {}", counted(before.chunks, "chunk")),
+          counted(refused_.chunks, "chunk"));
   }
 
   void check_loads() {
@@ -461,6 +534,9 @@ class VllmAuditor final : public Auditor {
   std::vector<BlockCopy> copies_;
   std::vector<BlockId> leaving_;
   std::vector<BlockId> held_;
+  std::set<ChunkKey> on_disk_;  // whose content was compared
+  Refused refused_;
+  bool is_quiet_ = true;  // no copy is in flight, or the next look-up sees that it is not
   std::vector<BlockId> changed_;
   std::size_t queue_size_ = 0;
   Findings* findings_ = nullptr;

@@ -1,0 +1,146 @@
+#include "cache_sim/policies/vllm/tiers/cpu_chunks.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "reference/base/mark.hpp"
+#include "reference/base/require.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+CpuChunks::Rank rank_at(std::int64_t rank, const ChunkKey& key) {
+  return {rank, -std::int64_t{key.tokens}, key.group};
+}
+
+}  // namespace
+
+/// All batches of a request share the rank that it got with the first.
+std::int64_t CpuChunks::rank_of(Access& access) {
+  if (access.rank == 0) access.rank = ++newest_;
+  return access.rank;
+}
+
+void CpuChunks::access(std::span<const ChunkKey> keys, Access& access) {
+  if (access.generation != generation_) access = {.generation = generation_};
+  for (const ChunkKey& key : keys) {
+    if (!access.seen.insert(key).second) continue;
+    const Rank rank = rank_at(rank_of(access), key);
+    if (const auto found = chunks_.find(key); found != chunks_.end())
+      found->second.rank = std::max(found->second.rank, rank);
+  }
+}
+
+std::vector<std::uint32_t> CpuChunks::begin_load(std::span<const ChunkKey> keys, Access& access) {
+  std::vector<std::uint32_t> chunks;
+  for (const ChunkKey& key : keys) {
+    const auto found = chunks_.find(key);
+    require(found != chunks_.end(), "a chunk that is loaded is there");
+    chunks.push_back(found->second.index);
+    if (pins_loads_) ++found->second.readers;
+  }
+  this->access(keys, access);
+  return chunks;
+}
+
+void CpuChunks::end_load(std::span<const ChunkKey> keys) {
+  if (pins_loads_)
+    for (const ChunkKey& key : keys) --chunks_.at(key).readers;
+}
+
+/// Evicts so many chunks that nobody reads or writes, none of those offered or spared; or none at
+/// all.
+bool CpuChunks::evict(std::int64_t shortfall, std::span<const ChunkKey> offered,
+                      std::span<const ChunkKey> spared) {
+  std::vector<std::pair<Rank, ChunkKey>> idle;
+  for (const auto& [key, chunk] : chunks_)
+    if (chunk.readers == 0 && std::find(offered.begin(), offered.end(), key) == offered.end() &&
+        std::find(spared.begin(), spared.end(), key) == spared.end())
+      idle.emplace_back(chunk.rank, key);
+  if (shortfall > std::ssize(idle)) return false;
+  std::sort(idle.begin(), idle.end());
+  for (const auto& [rank, key] : std::span(idle).first(static_cast<std::size_t>(shortfall))) {
+    free_.push_back(chunks_.at(key).index);
+    chunks_.erase(key);
+  }
+  return true;
+}
+
+std::optional<CpuChunks::Stores> CpuChunks::begin_store(std::span<const ChunkKey> keys,
+                                                        Access& access,
+                                                        std::span<const ChunkKey> spared) {
+  Stores stores;
+  std::vector<ChunkKey> accessed;
+  for (const ChunkKey& key : keys) {
+    const Chunk* const known = find(key);
+    if (known == nullptr) stores.keys.push_back(key);
+    if (known == nullptr || known->is_ready()) accessed.push_back(key);
+  }
+  this->access(accessed, access);
+  if (stores.keys.empty()) return stores;
+  const std::int64_t shortfall = std::ssize(stores.keys) - free_count();
+  if (shortfall > 0 && !evict(shortfall, keys, spared)) {
+    LOCKSTEP_MARK("vllm.no_room_on_the_cpu");
+    return std::nullopt;
+  }
+  // Chunks that were never used come first.
+  while (stores.chunks.size() < stores.keys.size() && used_ < count_)
+    stores.chunks.push_back(used_++);
+  while (stores.chunks.size() < stores.keys.size()) {
+    stores.chunks.push_back(free_.back());
+    free_.pop_back();
+  }
+  for (std::size_t i = 0; i < stores.keys.size(); ++i)
+    chunks_.emplace(stores.keys[i], Chunk{.index = stores.chunks[i],
+                                          .rank = rank_at(rank_of(access), stores.keys[i])});
+  return stores;
+}
+
+void CpuChunks::end_store(std::span<const ChunkKey> keys) {
+  for (const ChunkKey& key : keys) {
+    const auto found = chunks_.find(key);
+    if (found != chunks_.end() && !found->second.is_ready()) found->second.readers = 0;
+  }
+}
+
+void CpuChunks::abandon_store(std::span<const ChunkKey> keys) {
+  for (const ChunkKey& key : keys) {
+    free_.push_back(chunks_.at(key).index);
+    chunks_.erase(key);
+  }
+}
+
+std::vector<std::uint32_t> CpuChunks::begin_read(std::span<const ChunkKey> keys) {
+  std::vector<std::uint32_t> places;
+  for (const ChunkKey& key : keys) {
+    Chunk& chunk = chunks_.at(key);
+    ++chunk.readers;
+    places.push_back(chunk.index);
+  }
+  return places;
+}
+
+void CpuChunks::end_read(std::span<const ChunkKey> keys) {
+  for (const ChunkKey& key : keys) --chunks_.at(key).readers;
+}
+
+void CpuChunks::finish(Access& access) {
+  if (access.generation != generation_) return;
+  std::vector<ChunkKey> keys(access.seen.begin(), access.seen.end());
+  std::sort(keys.begin(), keys.end(), [](const ChunkKey& a, const ChunkKey& b) {
+    return std::pair(a.tokens, a.group) > std::pair(b.tokens, b.group);
+  });
+  for (const ChunkKey& key : keys)
+    if (const auto found = chunks_.find(key); found != chunks_.end())
+      found->second.rank = {++newest_, 0, key.group};
+}
+
+void CpuChunks::reset() {
+  chunks_.clear();
+  free_.clear();
+  used_ = 0;
+  newest_ = 0;
+  ++generation_;
+}
+
+}  // namespace lockstep::cache_sim
