@@ -555,9 +555,26 @@ Result<std::vector<Player>> players_of(const RunOptions& run) {
   return players;
 }
 
+/// A search for a planted defect keeps the config that the defect needs, unless the caller has
+/// fixed a field of it, or numbers, which not every config can have.
+Result<void> keep_needs(RunOptions& run) {
+  const DefectEntry* const entry = Registry<DefectEntry>::find(run.defect_name);
+  if (entry == nullptr || run.config.text(kFidelityField) != "label") return {};
+  Config config = run.config;
+  ConfigFields needed;
+  if (Result<void> set = config.set_all(entry->needs, &needed); !set) return set;
+  for (const std::string& field : needed)
+    if (run.fixed.contains(field)) return {};
+  run.config = std::move(config);
+  for (const std::string& field : needed) run.fixed.add(field);
+  return {};
+}
+
 }  // namespace
 
-Result<ExploreOutcome> explore(const ExploreOptions& options) {
+Result<ExploreOutcome> explore(const ExploreOptions& asked) {
+  ExploreOptions options = asked;
+  if (Result<void> kept = keep_needs(options.run); !kept) return tl::unexpected(kept.error());
   Result<std::vector<Player>> players = players_of(options.run);
   if (!players) return tl::unexpected(players.error());
   return Explorer(options, std::move(*players)).explore();

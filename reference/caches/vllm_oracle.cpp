@@ -105,8 +105,9 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
                                                               .is_lazy = is_lazy_,
                                                               .inside = inside_});
   if (config.number("cpu_chunks") == 0) return;
-  tier_ = std::make_unique<VllmOffload>(stored, hash_block_, config.number("cpu_chunks"),
-                                        config.number("blocks_per_chunk"), lockstep::has_disk(config));
+  tier_ =
+      std::make_unique<VllmOffload>(stored, hash_block_, config.number("cpu_chunks"),
+                                    config.number("blocks_per_chunk"), lockstep::has_disk(config));
 }
 
 // --- Hashes --------------------------------------------------------------------------------------

@@ -17,13 +17,15 @@ struct DefectEntry {
   std::string_view name;  ///< `subject:name`, what --defect takes
   std::string_view sentence;
   const Defect* defect;
+  /// Config fields without which it cannot show, `key=value,…`; a search for it keeps them.
+  std::string_view needs{};
 };
 
 /// A constant at file scope registers itself.
 class Defect {
  public:
-  Defect(std::string_view name, std::string_view sentence)
-      : registration_({name, sentence, this}) {}
+  Defect(std::string_view name, std::string_view sentence, std::string_view needs = {})
+      : registration_({name, sentence, this, needs}) {}
   virtual ~Defect() = default;
   Defect(const Defect&) = delete;
   Defect& operator=(const Defect&) = delete;
@@ -37,14 +39,15 @@ class Defect {
   Registration<DefectEntry> registration_;
 };
 
-/// A row of a family's defects: name, sentence, and the rule that it sets to `wrong`.
+/// A row of a family's defects: name, sentence, the rule that it sets to `wrong`, and what it
+/// needs.
 template <class Rules>
 class BrokenRule final : public Defect {
  public:
   template <class Value>
   BrokenRule(std::string_view name, std::string_view sentence, Value Rules::*rule,
-             std::type_identity_t<Value> wrong)
-      : Defect(name, sentence), change_([=](Rules& rules) { rules.*rule = wrong; }) {}
+             std::type_identity_t<Value> wrong, std::string_view needs = {})
+      : Defect(name, sentence, needs), change_([=](Rules& rules) { rules.*rule = wrong; }) {}
 
   void change(Rules& rules) const { change_(rules); }
 

@@ -237,7 +237,7 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
   const bool fits = options.groups.empty() || (has("mamba") && !has("window") &&
                                                (has("attention") || options.cpu_blocks == 0));
   const bool wants_disk = has_disk(config);
-  const bool draws = ((draw.chance(1, 3) && fits && !swarm.scheduled) || wants_disk) &&
+  const bool draws = ((draw.chance(1, 2) && fits && !swarm.scheduled) || wants_disk) &&
                      fields.has("cpu_chunks") && fields.free("cpu_chunks") && !has_numbers(config);
   if (!draws && !has_tier(config)) return;
   swarm.scheduled = false;
@@ -254,7 +254,7 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
     config.put("retention", "none");  // which would have to be a multiple of its chunks
   if (draws) fields.optional("cpu_chunks", draw.between(2, draw.chance(1, 2) ? 8 : 40));
   if (config.number("cpu_chunks") > 0 && config.number("cpu_blocks") == 0)
-    fields.optional("disk", static_cast<std::int64_t>(draw.below(2)));
+    fields.optional("disk", draw.chance(1, 2) ? 1 : 0);
   // Prompts need more chunks than there are.
   if (draws && has_disk(config) && draw.chance(2, 3))
     fields.optional("cpu_chunks", draw.between(2, 5));
