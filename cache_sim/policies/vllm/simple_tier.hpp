@@ -2,11 +2,12 @@
 // groups, keys and look-up, and copies go block by block (rules 44 to 50 of
 // reference/caches/vllm.md; v1/simple_kv_offload/manager.py and worker.py). A step:
 //
-//   look_up()       the host's joint hit behind a waiting request's local one; its blocks are
-//   pinned allocated()     the request has its blocks: pins go, and what the hit has is to be
-//   loaded end_schedule()  decides stores; loads start end_forward()   stores start, which wait for
-//   the forward land()          the oldest copy of a direction is done settle()        the
-//   scheduler hears which copies are done; what they stored is published
+//   look_up()       the host's joint hit behind a waiting request's local one, which pins blocks
+//   allocated()     the request has its blocks: pins go, and the hit is to be loaded
+//   end_schedule()  decides stores; loads start
+//   end_forward()   stores start, which wait for the forward
+//   land()          the oldest copy of a direction is done
+//   settle()        the scheduler hears which copies are done; stored blocks get their keys
 //
 // Both ends of a copy have a reference until it is settled. Copies are those of one step: one to
 // the host and one to the device. Host blocks have numbers in the same memory, after the pool's.
