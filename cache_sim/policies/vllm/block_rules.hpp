@@ -96,6 +96,7 @@ struct BlockRules {
   bool stores_hold_sources = true;
   bool publishes_settled_stores = true;
   bool resets_abandon_stores = true;
+  bool loads_from_the_tier_of_the_hit = true;
   // The disk behind it.
   bool promotions_spare_their_request = true;
   bool promotions_wait_to_land = true;

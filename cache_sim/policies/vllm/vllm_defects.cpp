@@ -175,7 +175,7 @@ const BrokenRule<Rules> kBroken[] = {
     {"vllm-align:resets-without-flush",
      "after a reset of the CPU tier, chunks are stored where copies in flight still read or write",
      &Rules::resets_flush, false},
-    // Of the host's blocks (simple_tier.hpp).
+    // Of the host's blocks (simple_tier.hpp), and of both CPU tiers together.
     {"vllm-align:forgets-to-pin-hits",
      "host blocks that a look-up has found may be evicted before the request gets its own",
      &Rules::hits_are_pinned, false, "cpu_blocks=12"},
@@ -192,6 +192,9 @@ const BrokenRule<Rules> kBroken[] = {
     {"vllm-align:publishes-stores-from-before-a-reset",
      "a store that was in flight when the host's blocks were reset is published all the same",
      &Rules::resets_abandon_stores, false, "cpu_blocks=12"},
+    {"vllm-align:loads-from-the-other-tier",
+     "with two CPU tiers the hit is as long as the chunks', and the host's blocks are loaded",
+     &Rules::loads_from_the_tier_of_the_hit, false, "cpu_blocks=8,cpu_chunks=6"},
     // Of the disk behind it.
     {"vllm-align:promotions-evict-their-request",
      "a chunk that comes from the disk takes the place of one that the same request waits for or "

@@ -43,8 +43,8 @@ bool VllmPolicy::ask_tiers(VllmRequest& request) {
   const std::optional<std::int64_t> of_chunks = tier_ ? tier_->look_up(blocks, local) : 0;
   if (!of_chunks) return false;
   const std::int64_t of_blocks = simple_ ? simple_->look_up(blocks, local) : 0;
-  request.from_blocks = *of_chunks == 0;
-  const std::int64_t found = request.from_blocks ? of_blocks : *of_chunks;
+  const std::int64_t found = *of_chunks > 0 ? *of_chunks : of_blocks;
+  request.from_blocks = *of_chunks == 0 || (of_blocks > 0 && !rules.loads_from_the_tier_of_the_hit);
   request.external = found > tail ? found : 0;
   if (tail == 0 || request.external == 0) return true;
   request.hit.tokens = local;
