@@ -85,8 +85,19 @@ Result<std::int64_t> block_of_states(const std::vector<GroupSpec>& groups,
   return block;
 }
 
-Result<void> check_cpu_tier(const Config& config, const VllmOptions& options,
-                            const BlockRules& rules) {
+Result<void> add_cpu_tiers(const Config& config, const VllmOptions& options, BlockRules& rules) {
+  rules.cpu_chunks = options.cpu_chunks;
+  rules.blocks_per_chunk = options.blocks_per_chunk;
+  rules.cpu_blocks = options.cpu_blocks;
+  rules.lazy_offload = options.lazy_offload != 0;
+  rules.step_tokens = config.chunked_prefill;
+  rules.has_disk = options.has_disk;
+  if (rules.cpu_blocks == 1) return fail("field cpu_blocks: the null block alone holds nothing");
+  if (rules.has_disk && rules.cpu_chunks == 0)
+    return fail("field disk: the disk is behind a CPU tier, so it needs cpu_chunks=");
+  if (rules.has_disk && rules.cpu_blocks > 0)
+    return fail("field disk: it is for chunks alone, without cpu_blocks=");
+  if (rules.cpu_chunks == 0 && rules.cpu_blocks == 0) return {};
   const bool has_others =
       std::any_of(rules.groups.begin(), rules.groups.end(), [](const GroupSpec& group) {
         return group.kind != GroupKind::attention && group.kind != GroupKind::mamba;
@@ -199,20 +210,8 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
     return fail(
         "field shared_prefix_checkpoint: it needs eagle=2 and states that may lie inside a "
         "block");
-  rules.cpu_chunks = options.cpu_chunks;
-  rules.blocks_per_chunk = options.blocks_per_chunk;
-  rules.cpu_blocks = options.cpu_blocks;
-  rules.lazy_offload = options.lazy_offload != 0;
-  rules.step_tokens = config.chunked_prefill;
-  rules.has_disk = options.has_disk;
-  if (rules.cpu_blocks == 1) return fail("field cpu_blocks: the null block alone holds nothing");
-  if (rules.has_disk && rules.cpu_chunks == 0)
-    return fail("field disk: the disk is behind a CPU tier, so it needs cpu_chunks=");
-  if (rules.has_disk && rules.cpu_blocks > 0)
-    return fail("field disk: it is for chunks alone, without cpu_blocks=");
-  if (rules.cpu_chunks > 0 || rules.cpu_blocks > 0)
-    if (Result<void> sound = check_cpu_tier(config, options, rules); !sound)
-      return tl::unexpected(sound.error());
+  if (Result<void> sound = add_cpu_tiers(config, options, rules); !sound)
+    return tl::unexpected(sound.error());
   if (rules.retention && *rules.retention % rules.scheduler_block != 0)
     return fail(
         fmt::format("field retention: {} is no multiple of {}, which all groups' blocks divide",

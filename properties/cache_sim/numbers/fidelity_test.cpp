@@ -225,7 +225,7 @@ TEST(Fidelity, ofReferenceEndsEveryTraceOfABlockCacheAsItsHeadSays) {
       }
     }
   EXPECT_GT(played, 90);
-  EXPECT_EQ(refused, 42);  // runs of 22 traces
+  EXPECT_EQ(refused, 44);  // runs of 23 traces
 }
 
 /// The error for `config` in the form of --config; empty where it fits.
