@@ -164,7 +164,7 @@ const BrokenRule<Rules> kBroken[] = {
      &Rules::loads_wait_to_land, false},
     {"vllm-align:frees-aborted-loads",
      "a request that is aborted gives back at once the blocks that its load in flight writes",
-     &Rules::aborted_loads_keep_blocks, false},
+     &Rules::aborted_loads_keep_blocks, false, "cpu_chunks=6"},
     {"vllm-align:reuses-blocks-under-a-store",
      "a block is given out again while its store is to come, which then stores what the new owner "
      "writes",
