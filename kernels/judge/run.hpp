@@ -154,8 +154,7 @@ class CandidateProcess {
   std::string message_;
 };
 
-// --- Inside the process
-// ---------------------------------------------------------------------------
+// --- Inside the process --------------------------------------------------------------------------
 
 /// The main function of a fork that loads a shared library; returns the exit status of the process.
 int run_library(const std::string& operation, const JudgeRequest& request, int shared);

@@ -108,8 +108,7 @@ class VllmAuditor final : public Auditor {
     for (Finding& finding : policy_.take_findings()) findings_->push_back(std::move(finding));
   }
 
-  // --- The free queue, kept a second time
-  // ---------------------------------------------------------
+  // --- The free queue, kept a second time --------------------------------------------------------
 
   void read_queue() {
     queue_size_ = 0;
@@ -137,8 +136,7 @@ class VllmAuditor final : public Auditor {
     --queue_size_;
   }
 
-  // --- After an operation
-  // -------------------------------------------------------------------------
+  // --- After an operation ------------------------------------------------------------------------
 
   void count(BlockId block, std::int32_t by) {
     if (block == kNullBlock || block >= records_.size()) return;
@@ -293,8 +291,7 @@ class VllmAuditor final : public Auditor {
     }
   }
 
-  // --- The CPU tier
-  // -------------------------------------------------------------------------------
+  // --- The CPU tier ------------------------------------------------------------------------------
 
   void check_tier(const OffloadTier& tier) {
     std::map<ChunkKey, std::int32_t> uses;  // -1: a store writes it
@@ -370,8 +367,7 @@ class VllmAuditor final : public Auditor {
     });
   }
 
-  // --- The disk
-  // -----------------------------------------------------------------------------------
+  // --- The disk ----------------------------------------------------------------------------------
 
   void check_disk(const Operation& operation, const Reply& reply, const OffloadTier& tier) {
     const std::int64_t per_chunk = policy_.manager().rules().blocks_per_chunk;
@@ -440,8 +436,7 @@ class VllmAuditor final : public Auditor {
       check(request.offload, "a request that has left");
   }
 
-  // --- Everything, from nothing
-  // -------------------------------------------------------------------
+  // --- Everything, from nothing ------------------------------------------------------------------
 
   void recount_references() {
     std::vector<std::int32_t> uses(records_.size());

@@ -66,8 +66,7 @@ TEST_P(StaticKvRuntime, textsAreNotOneTokenRepeated) {
   EXPECT_GE(std::set<std::int32_t>(text->at(0).begin() + 9, text->at(0).end()).size(), 8u);
 }
 
-// --- What such runtimes get wrong
-// -----------------------------------------------------------------
+// --- What such runtimes get wrong ----------------------------------------------------------------
 
 /// And later tokens see it.
 struct CommitsTheTail : Runtime {
@@ -193,8 +192,7 @@ TEST_P(StaticKvRuntime, sidecarsAreZeroElsewhere) {
   }
 }
 
-// --- What is refused
-// ------------------------------------------------------------------------------
+// --- What is refused -----------------------------------------------------------------------------
 
 TEST_P(StaticKvRuntime, refusesWhatItCannotServe) {
   Runtime runtime(eager_programs(originals_.eager, {1, 8, 16}));
@@ -249,8 +247,7 @@ TEST(StaticKvPlan, staysInsideTheCache) {
     }
 }
 
-// --- Packages
-// -------------------------------------------------------------------------------------
+// --- Packages ------------------------------------------------------------------------------------
 
 TEST(StaticKvPackages, areTheOriginal) {
   SKIP_WITHOUT_PACKAGES();
