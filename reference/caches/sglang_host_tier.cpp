@@ -377,6 +377,7 @@ Reply SglangOracle::flush() {
 }
 
 Result<Reply> SglangOracle::land(const Operation& operation) {
+  if (operation.from.exists()) return fail("land: copies come from the device and the host alone");
   const std::string& tier = operation.tier.text();
   if (!cached_.has_host() || (tier != "host" && tier != "device"))
     return fail(fmt::format("land: there is no tier {} here", tier));
