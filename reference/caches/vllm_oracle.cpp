@@ -790,7 +790,7 @@ Result<Reply> VllmOracle::load(Request& request) {
   if (const std::optional<Refusal> refusal = allocate(request, 0, false))
     return Reply::refusal(*refusal);
   request.computed = request.hit + request.external;
-  take_tier_blocks(request);
+  take_tier_blocks(request, request.external);
   request.loading = request.scheduled = true;
   ++changes_;
   return Reply().set(ReplyField::n, 0);
@@ -892,7 +892,7 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
   request.computed = start + n;
   request.before = start;
   request.first_row = before.waits || before.loaded;
-  if (before.waits) take_tier_blocks(request);
+  if (request.first_row) take_tier_blocks(request, before.waits ? request.external : 0);
   in_order_.push_back(request.tier_id);
   request.scheduled = true;
   ++changes_;
@@ -1104,12 +1104,13 @@ bool VllmOracle::ask_tiers(Request& request) {
   return true;
 }
 
-void VllmOracle::take_tier_blocks(const Request& request) {
-  if (tier_ && request.external > 0 && !request.from_blocks)
-    tier_->load(request.tier_id, shown(request), request.hit, request.external);
+/// update_state_after_alloc(), which a request meets again, without tokens, after its load.
+void VllmOracle::take_tier_blocks(const Request& request, Count external) {
+  if (tier_ && external > 0 && !request.from_blocks)
+    tier_->load(request.tier_id, shown(request), request.hit, external);
   if (simple_)
     simple_->allocated(request.tier_id, shown(request), request.hit,
-                       request.from_blocks ? request.external : 0);
+                       request.from_blocks ? external : 0);
 }
 
 void VllmOracle::end_schedule() {

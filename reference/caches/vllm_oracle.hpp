@@ -158,7 +158,7 @@ class VllmOracle final : public Subject, private VllmPool {
   bool look_up_tier(const Operation& operation, Request& request);
   bool ask_tiers(Request& request);
   Count look_up_host(const Request& request, Count local);
-  void take_tier_blocks(const Request& request);
+  void take_tier_blocks(const Request& request, Count external);
   bool is_received(VllmOffload::Id id) { return received_.erase(id) > 0; }
   bool land_one(bool is_load);
   Count reset_tier();

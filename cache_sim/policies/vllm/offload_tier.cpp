@@ -469,7 +469,8 @@ std::int64_t OffloadTier::settle(std::vector<RequestId>& loaded) {
   return count;
 }
 
-void OffloadTier::reset() {
+std::int64_t OffloadTier::reset() {
+  const std::int64_t chunks = std::ssize(chunks_.all());
   if (disk_) drain_disk();
   for (const auto* const jobs : {&stores_, &loads_})
     for (const Job& job : *jobs) reset_fence_.insert(job.id);
@@ -490,6 +491,7 @@ void OffloadTier::reset() {
   first_valid_ = last_job_ + 1;
   fences_.clear();
   being_loaded_.clear();
+  return chunks;
 }
 
 // --- The disk (rules 38 to 43) -------------------------------------------------------------------

@@ -82,7 +82,8 @@ class OffloadTier {
   /// Appends the requests whose loads have ended; returns the number of copies.
   std::int64_t settle(std::vector<RequestId>& loaded);
   /// All chunks are gone at once; copies in flight go on, but those of the disk, which land.
-  void reset();
+  /// Returns the number of chunks.
+  std::int64_t reset();
 
   /// Null where there is none.
   const DiskTier* disk() const { return disk_ ? &*disk_ : nullptr; }

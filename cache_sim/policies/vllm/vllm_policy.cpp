@@ -316,8 +316,10 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   request.prefills = start + n < request.blocks.known + request.promised;
   request.loads = request.waits && request.external > 0;
   request.begins = request.waits || request.was_loaded;
-  if (request.waits) take_tier_blocks(request);
-  if (request.begins) ++running_;
+  if (request.begins) {
+    take_tier_blocks(request, request.waits ? request.external : 0);
+    ++running_;
+  }
   request.waits = request.was_loaded = false;
   request.blocks.computed = start + n;
   request.scheduled = true;
@@ -351,7 +353,7 @@ Reply VllmPolicy::load(VllmRequest& request) {
   if (allocated != Allocated::yes)
     return Reply::refusal(allocated == Allocated::no_blocks ? Refusal::no_kv : Refusal::same_step);
   LOCKSTEP_MARK("vllm.loads_behind_the_step");
-  take_tier_blocks(request);
+  take_tier_blocks(request, request.external);
   ++changes_;
   request.waits = false;
   request.is_loading = request.scheduled = true;

@@ -128,7 +128,7 @@ class VllmPolicy final : public Subject {
   bool has_disk() const { return tier_ != nullptr && tier_->disk() != nullptr; }
   bool look_up_tier(const Operation& operation, VllmRequest& request);
   bool ask_tiers(VllmRequest& request);
-  void take_tier_blocks(const VllmRequest& request);
+  void take_tier_blocks(const VllmRequest& request, std::int64_t external);
   bool take_loaded(std::uint64_t request);
   void end_schedule();
   void leave_tier(VllmRequest& request, Verb verb);

@@ -56,13 +56,13 @@ bool VllmPolicy::ask_tiers(VllmRequest& request) {
   return true;
 }
 
-/// The request has got its blocks.
-void VllmPolicy::take_tier_blocks(const VllmRequest& request) {
+/// The request has got its blocks, to which so many tokens are loaded. Called again, with none,
+/// when it goes on after that.
+void VllmPolicy::take_tier_blocks(const VllmRequest& request, std::int64_t external) {
   const std::int64_t local = request.hit.tokens;
-  if (tier_ && request.external > 0 && !request.from_blocks)
-    tier_->load(request.blocks, local, request.external);
+  if (tier_ && external > 0 && !request.from_blocks) tier_->load(request.blocks, local, external);
   if (!simple_) return;
-  const std::int64_t external = request.from_blocks ? request.external : 0;
+  if (!request.from_blocks) external = 0;
   simple_->allocated(request.blocks, local, external);
   if (tier_ && external > 0) tier_->note_blocks(request.blocks);
 }
@@ -175,11 +175,8 @@ Result<Reply> VllmPolicy::evict(const Operation& operation) {
 
 /// Returns the number of chunks and host blocks that were found by a key.
 std::int64_t VllmPolicy::reset_tier() {
-  std::int64_t evicted = simple_ ? simple_->reset() : 0;
-  if (!tier_) return evicted;
-  evicted += std::ssize(tier_->chunks().all());
-  tier_->reset();
-  return evicted;
+  const std::int64_t blocks = simple_ ? simple_->reset() : 0;
+  return blocks + (tier_ ? tier_->reset() : 0);
 }
 
 void VllmPolicy::add_tier(const std::function<void(std::int64_t)>& add) const {
