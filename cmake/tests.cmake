@@ -18,7 +18,7 @@ file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/traces.txt CONTENT "${trace_names}\n
 
 add_library(lockstep_test_requirements INTERFACE)
 target_link_libraries(lockstep_test_requirements INTERFACE
-  lockstep::lockstep GTest::gtest_main rapidcheck_gtest)
+  lockstep_requirements GTest::gtest_main rapidcheck_gtest)
 target_compile_definitions(lockstep_test_requirements INTERFACE
   LOCKSTEP_PROGRAM="$<TARGET_FILE:lockstep>" LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
   LOCKSTEP_CANDIDATES="${PROJECT_BINARY_DIR}/lockstep_candidates.so")
@@ -32,6 +32,17 @@ if(TARGET lockstep_views)
 endif()
 
 # --- Programs of tests ----------------------------------------------------------------------------
+
+function(lockstep_compile_tests target)  # lockstep_compile_tests(TARGET [HEADERS…]): with HEADERS precompiled too
+  # A quarter to two fifths less to compile than at -O3: what takes long when tests run lies in the parts, which are
+  # optimized. Only where all shapes are tested, on a machine with a GPU, references in the tests take most of the time.
+  if(NOT LOCKSTEP_ALL_SHAPES)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
+  target_precompile_headers(${target} PRIVATE
+    <algorithm> <array> <charconv> <cmath> <filesystem> <fstream> <functional> <map> <memory> <optional> <set> <span>
+    <sstream> <string> <vector> <fmt/format.h> <gmock/gmock.h> <gtest/gtest.h> <tl/expected.hpp> ${ARGN})
+endfunction()
 
 function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where there is no source
   if(NOT ARGN)
@@ -47,25 +58,26 @@ function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where 
   if(label STREQUAL gpu)  # kernels and references meet here, and nothing of cache_sim/ has to be built
     add_executable(${program} ${ARGN} $<TARGET_OBJECTS:lockstep_kernels>)
     target_link_libraries(${program} PRIVATE
-      lockstep_kernels lockstep_views GTest::gtest_main GTest::gmock rapidcheck_gtest)
-  else()
-    add_executable(${program} ${ARGN} ${support_sources})
-    target_link_libraries(${program} PRIVATE lockstep_test_requirements lockstep_views)
+      lockstep_kernels lockstep_compiled lockstep_views GTest::gtest_main GTest::gmock rapidcheck_gtest)
+    lockstep_compile_tests(${program} ${compiled_functions})
+  else()  # the tests of numbers apart, so that a change of a reference compiles no test of caches
+    set(number_tests ${ARGN})
+    list(FILTER number_tests INCLUDE REGEX "/properties/(kernels|reference/[^c])")
+    list(REMOVE_ITEM ARGN ${number_tests})
+    add_library(${program}_of_numbers OBJECT ${number_tests})
+    add_executable(${program} ${ARGN} $<TARGET_OBJECTS:${program}_of_numbers> ${support_sources})
+    target_link_libraries(${program} PRIVATE lockstep::lockstep lockstep_test_requirements lockstep_views)
+    target_link_libraries(${program}_of_numbers PRIVATE lockstep_test_requirements lockstep_views)
+    lockstep_compile_tests(${program})
+    lockstep_compile_tests(${program}_of_numbers ${compiled_functions})
     add_dependencies(${program} lockstep lockstep-judge lockstep_candidates)
   endif()
-  # A quarter to two fifths less to compile than at -O3: what takes long when tests run lies in the parts, which are
-  # optimized. Only where all shapes are tested, on a machine with a GPU, references in the tests take most of the time.
-  if(NOT LOCKSTEP_ALL_SHAPES)
-    target_compile_options(${program} PRIVATE $<$<CONFIG:Release>:-O1>)
-  endif()
-  target_precompile_headers(${program} PRIVATE
-    <algorithm> <array> <charconv> <cmath> <filesystem> <fstream> <functional> <map> <memory> <optional> <set> <span>
-    <sstream> <string> <vector> <fmt/format.h> <gmock/gmock.h> <gtest/gtest.h> <tl/expected.hpp>)
   set_target_properties(${program} PROPERTIES LINK_DEPENDS
     "${PROJECT_BINARY_DIR}/traces.txt;${PROJECT_SOURCE_DIR}/properties/reference/caches/sglang_rules.txt")
   set(properties LABELS ${label} TIMEOUT 600)
   if(label STREQUAL full)  # 100,000 traces of a policy take up to four minutes alone
     set(properties LABELS ${label} TIMEOUT 5400)
+    lockstep_built_when_asked(${program} ${program}_of_numbers)
   endif()
   if(label STREQUAL gpu)
     list(APPEND properties RESOURCE_LOCK gpu)
@@ -85,8 +97,8 @@ list(FILTER number_sources INCLUDE REGEX "/numbers/torch/")
 if(TARGET lockstep_torch AND TARGET lockstep_views)
   add_executable(lockstep_torch_tests ${torch_sources})
   target_link_libraries(lockstep_torch_tests PRIVATE
-    lockstep_requirements lockstep_views lockstep_torch GTest::gtest_main rapidcheck_gtest ${CMAKE_DL_LIBS})
-  target_precompile_headers(lockstep_torch_tests PRIVATE <ATen/ATen.h> <gtest/gtest.h>)
+    lockstep_requirements lockstep_views lockstep_compiled lockstep_torch GTest::gtest_main rapidcheck_gtest ${CMAKE_DL_LIBS})
+  target_precompile_headers(lockstep_torch_tests PRIVATE <ATen/ATen.h> <gtest/gtest.h> ${compiled_functions})
   target_compile_definitions(lockstep_torch_tests PRIVATE
     LOCKSTEP_TORCH_OPS="$<TARGET_FILE:lockstep_torch_ops>" LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_dependencies(lockstep_torch_tests lockstep_torch_ops)
@@ -101,8 +113,8 @@ if(TARGET lockstep_numbers_torch)
     LOCKSTEP_PROGRAM="$<TARGET_FILE:lockstep>" LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}" LOCKSTEP_CANDIDATES="")
   add_executable(lockstep_numbers_torch_tests ${number_sources} $<TARGET_OBJECTS:lockstep_number_support>)
   target_link_libraries(lockstep_numbers_torch_tests PRIVATE lockstep_sim lockstep_reference lockstep_numbers
-    lockstep_models lockstep_numbers_torch lockstep_judge $<TARGET_NAME_IF_EXISTS:lockstep_device> GTest::gtest_main
-    GTest::gmock ${CMAKE_DL_LIBS})
+    lockstep_models lockstep_numbers_torch lockstep_judge lockstep_compiled $<TARGET_NAME_IF_EXISTS:lockstep_device>
+    GTest::gtest_main GTest::gmock ${CMAKE_DL_LIBS})
   target_compile_definitions(lockstep_numbers_torch_tests PRIVATE
     LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_compile_options(lockstep_numbers_torch_tests PRIVATE -O1)
@@ -123,9 +135,11 @@ if(TARGET lockstep_cuda_graph)  # the same tests over CUDA graphs, and their tim
   foreach(target lockstep_static_kv_gpu_tests lockstep_static_kv_times)
     target_compile_definitions(${target} PRIVATE LOCKSTEP_STATIC_KV_GPU)
     target_compile_options(${target} PRIVATE -O1)
-    target_link_libraries(${target} PRIVATE lockstep_cuda_graph $<TARGET_OBJECTS:lockstep_static_kv> lockstep_reference lockstep_models)
+    target_link_libraries(${target} PRIVATE lockstep_cuda_graph
+      $<FILTER:$<TARGET_OBJECTS:lockstep_static_kv>,EXCLUDE,\\.gch$> lockstep_reference lockstep_models)
   endforeach()
   target_link_libraries(lockstep_static_kv_gpu_tests PRIVATE GTest::gtest_main)
+  lockstep_built_when_asked(lockstep_static_kv_gpu_tests lockstep_static_kv_times lockstep_graph_copy)
 endif()
 
 foreach(tier full gpu)

@@ -85,11 +85,9 @@ const std::vector<Folder>& folders() {
         {"reference/layers", {base, tensors}},
         {"reference/recurrent", {base, tensors, "reference/layers"}},
         {"reference/attention", {base, tensors, "reference/layers"}},
-        {"reference/models",
-         {base, tensors, "reference/layers", "reference/recurrent", "reference/attention"}},
-        {"reference/models/hybrid",
-         {base, tensors, "reference/layers", "reference/recurrent", "reference/attention",
-          "reference/models"}},
+        {"reference/compiled", {tensors}},
+        {"reference/models", {base, tensors}},
+        {"reference/models/hybrid", {base, tensors, "reference/models"}},
         {"kernels/base", {base, tensors}},
         {"kernels/recurrent", {base, tensors, "kernels/base"}},
         {"kernels/replay", {base, tensors, "kernels/base"}},
@@ -106,7 +104,8 @@ const std::vector<Folder>& folders() {
         {"kernels/judge/operations", {base, tensors, "kernels/judge"}},
     };
     for (Folder& folder : list)
-      if (folder.path.starts_with("kernels/torch") || folder.path == "kernels/judge/operations")
+      if (folder.path.starts_with("reference/models") || folder.path == "reference/compiled" ||
+          folder.path.starts_with("kernels/torch") || folder.path == "kernels/judge/operations")
         folder.may_include.insert(folder.may_include.end(), operations.begin(), operations.end());
     // The way of a trace line: a file of one row knows those of the rows above, and none beside it.
     const std::vector<std::vector<std::string>> rows = {
