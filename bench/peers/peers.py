@@ -222,7 +222,7 @@ def mamba1(case, loaded):
     ours, general = loaded.operator("mamba1_decode"), loaded.operator("selective_state_update")
     if ours is not None:
         def norms(s):
-            return dict(norm_eps=s.eps, dt_low=s.low, B_weight=s.weight, C_weight=s.weight) if normed else {}
+            return dict(norm_eps=s.eps, dt_low=s.low, b_weight=s.weight, c_weight=s.weight) if normed else {}
 
         found.append(Contestant(OURS, lambda s: ours(
             s.state, s.x, s.dt, s.A, s.B, s.C, D=s.skip, z=s.z, dt_bias=s.dt_bias, dt_softplus=True, state_indices=s.slots,

@@ -58,7 +58,7 @@ struct Mamba1Parameters {
   const float* A = nullptr;
   TokenRows<const T> x, dt, z, B, C, dt_low;
   TokenRows<T> out;
-  MixedView<1> skip, dt_bias, B_weight, C_weight;
+  MixedView<1> skip, dt_bias, b_weight, c_weight;
   float eps = 0;
   int D = 0, low_rank = 0;
   bool dt_softplus = false;
@@ -71,7 +71,7 @@ struct Mamba1Warp {
   using Layout = Channels<S>;
   static constexpr int kCount = Layout::kCount;  ///< numbers of a part
   static constexpr int kChannels = kHeld * Layout::kRowsPerWarp;
-  /// Where nothing is rounded to 16 bits, the decay is as exact as float32 allows.
+  /// Nothing is rounded to 16 bits, and the decay is as exact as float32 allows.
   static constexpr bool kExact = sizeof(T) == 4 || sizeof(S) == 4;
   using Part = Pack<S, kCount>;
 
@@ -158,7 +158,7 @@ struct Mamba1Warp {
 #pragma unroll
       for (int j = 0; j < kCount; ++j) w.rates[i][j] *= kExact ? 1.0f : kLog2OfE;
     if constexpr (kNormed) {
-      const MixedView<1>& of_lane = lane() < kColumns ? p.B_weight : p.C_weight;
+      const MixedView<1>& of_lane = lane() < kColumns ? p.b_weight : p.c_weight;
       norm_weights[lane() / kColumns][lane() % kColumns] =
           of_lane ? at(of_lane, lane() % kColumns) : 1.0f;
       __syncwarp();
@@ -373,11 +373,11 @@ void check(const Checks& checks, const Mamba1Decode<T, S>& in) {
   if (in.skip) checks.shape(in.skip, "skip", "[D]", {D});
   if (in.z) checks.shape(*in.z, "z", "[T, D]", tokens);
   if (in.dt_bias) checks.shape(in.dt_bias, "dt_bias", "[D]", {D});
-  if (in.B_weight) checks.shape(in.B_weight, "B_weight", "[16]", {kColumns});
-  if (in.C_weight) checks.shape(in.C_weight, "C_weight", "[16]", {kColumns});
+  if (in.b_weight) checks.shape(in.b_weight, "b_weight", "[16]", {kColumns});
+  if (in.c_weight) checks.shape(in.c_weight, "c_weight", "[16]", {kColumns});
   checks.expect(in.norm_eps.has_value() == in.dt_low.has_value(), "norm_eps and dt_low",
                 "both given, or neither", "one of them");
-  checks.expect(in.norm_eps || !(in.B_weight || in.C_weight), "B_weight and C_weight",
+  checks.expect(in.norm_eps || !(in.b_weight || in.c_weight), "b_weight and c_weight",
                 "absent without norm_eps", "given");
   if (in.dt_low) {
     checks.expect(in.dt_low->extent(0) == rows && in.dt_low->extent(1) >= 1, "dt_low",
@@ -419,8 +419,8 @@ void mamba1_decode(const Mamba1Decode<T, S>& in, cudaStream_t stream) {
   p.out = TokenRows<T>(in.out);
   p.skip = in.skip;
   p.dt_bias = in.dt_bias;
-  p.B_weight = in.B_weight;
-  p.C_weight = in.C_weight;
+  p.b_weight = in.b_weight;
+  p.c_weight = in.c_weight;
   p.D = static_cast<int>(in.x.extent(1));
   p.dt_softplus = in.dt_softplus;
   if (in.norm_eps) {

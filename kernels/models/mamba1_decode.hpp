@@ -38,7 +38,7 @@ struct Mamba1Decode {
   StateSlots slots{};                              ///< lists; without them row n has slot n
   std::optional<float> norm_eps{};                 ///< turns the norms on; needs dt_low
   std::optional<TensorView<const T, 2>> dt_low{};  // [T, R]
-  MixedView<1> B_weight{}, C_weight{};             // [16], of the norms; without them ones
+  MixedView<1> b_weight{}, c_weight{};             // [16], of the norms; without them ones
 };
 
 /// Outputs of rows without a slot are 0. The state is float32 within the launch and rounded once.

@@ -13,7 +13,7 @@ struct Mamba1Decode : Arguments {
   static constexpr const char* kSchema = R"(
 mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, *,
     Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, bool dt_softplus=False,
-    float? norm_eps=None, Tensor? dt_low=None, Tensor? B_weight=None, Tensor? C_weight=None,
+    float? norm_eps=None, Tensor? dt_low=None, Tensor? b_weight=None, Tensor? c_weight=None,
     Tensor? state_indices=None, Tensor? state_out_indices=None, int pad_slot_id=-1) -> Tensor)";
 
   using Arguments::Arguments;
@@ -23,7 +23,7 @@ mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor 
   const bool dt_softplus = flag();
   const std::optional<float> norm_eps = as_float(maybe_number());
   const MaybeTensor dt_low = maybe_tensor();
-  const MaybeTensor B_weight = maybe_tensor(), C_weight = maybe_tensor();
+  const MaybeTensor b_weight = maybe_tensor(), c_weight = maybe_tensor();
   const MaybeTensor state_indices = maybe_tensor(), state_out_indices = maybe_tensor();
   const std::int64_t pad_slot_id = integer();
 
@@ -45,11 +45,11 @@ mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor 
     expect_shape(z, "z", "[T, D]", {T, channels});
     for (const auto& [tensor, argument] : {std::pair{D, "D"}, {dt_bias, "dt_bias"}})
       expect_shape(tensor, argument, "[D]", {channels});
-    for (const auto& [tensor, argument] : {std::pair{B_weight, "B_weight"}, {C_weight, "C_weight"}})
+    for (const auto& [tensor, argument] : {std::pair{b_weight, "b_weight"}, {c_weight, "c_weight"}})
       expect_shape(tensor, argument, "[N]", {N});
     expect(norm_eps.has_value() == dt_low.has_value(), "norm_eps and dt_low",
            "both given, or neither", "one of them");
-    expect(norm_eps || !(B_weight || C_weight), "B_weight and C_weight", "absent without norm_eps",
+    expect(norm_eps || !(b_weight || c_weight), "b_weight and c_weight", "absent without norm_eps",
            "given");
     if (dt_low) expect_rank(*dt_low, "dt_low", 2);
     if (dt_low)
@@ -75,7 +75,7 @@ mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor 
     }
     expect_contiguous_rows(x, "x");
     for (const auto& [tensor, argument] :
-         {std::pair{D, "D"}, {dt_bias, "dt_bias"}, {B_weight, "B_weight"}, {C_weight, "C_weight"}})
+         {std::pair{D, "D"}, {dt_bias, "dt_bias"}, {b_weight, "b_weight"}, {c_weight, "c_weight"}})
       if (tensor) expect_float(*tensor, argument);
   }
 
@@ -84,7 +84,7 @@ mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor 
     const HostTensor<2> hx(x, "x"), hdt(dt, "dt"), hA(A, "A"), hB(B, "B"), hC(C, "C"), hz(z, "z");
     const HostTensor<2> low(dt_low, "dt_low"), out = host_output<2>(x);
     const HostTensor<1> skip(D, "D"), bias(dt_bias, "dt_bias");
-    const HostTensor<1> weight_B(B_weight, "B_weight"), weight_C(C_weight, "C_weight");
+    const HostTensor<1> of_B(b_weight, "b_weight"), of_C(c_weight, "c_weight");
     const HostTensor<3> states(state, "state");
     check_host_slots({.tokens = x.size(0), .slots = slots()}, state.size(0), false);
     reference::mamba1_decode<float>({.x = hx.in(),
@@ -98,8 +98,8 @@ mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor 
                                      .dt_softplus = dt_softplus,
                                      .norm_eps = norm_eps,
                                      .dt_low = low.maybe(),
-                                     .B_weight = weight_B.maybe(),
-                                     .C_weight = weight_C.maybe(),
+                                     .b_weight = of_B.maybe(),
+                                     .c_weight = of_C.maybe(),
                                      .slots = slots(),
                                      .storage = storage_of(x, state)},
                                     states.out(), out.out());
@@ -127,8 +127,8 @@ mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor 
            .slots = slots(),
            .norm_eps = norm_eps,
            .dt_low = maybe_view<const T, 2>(dt_low, x.scalar_type(), "dt_low"),
-           .B_weight = mixed<1>(B_weight, "B_weight"),
-           .C_weight = mixed<1>(C_weight, "C_weight")},
+           .b_weight = mixed<1>(b_weight, "b_weight"),
+           .c_weight = mixed<1>(c_weight, "c_weight")},
           stream());
     });
     return out;

@@ -35,8 +35,8 @@ struct Mamba1Decode {
   bool dt_softplus = false;
   std::optional<S> norm_eps{};                       ///< turns the norms on; needs dt_low
   std::optional<TensorView<const S, 2>> dt_low{};    // [T, R]
-  std::optional<TensorView<const S, 1>> B_weight{};  // [N], of B's norm; without it ones
-  std::optional<TensorView<const S, 1>> C_weight{};  // [N], of C's
+  std::optional<TensorView<const S, 1>> b_weight{};  // [N], of B's norm; without it ones
+  std::optional<TensorView<const S, 1>> c_weight{};  // [N], of C's
   StateSlots slots{};
   StoragePoints storage{};
 };
@@ -83,7 +83,7 @@ void mamba1_decode(const Mamba1Decode<S>& in, const TensorView<S, 3>& state, Ten
       return rms_normed<S>(row, weight ? Vector<S>(as_vector(*weight)) : ones, *in.norm_eps);
     });
   };
-  const Array<S, 2> B = normed(in.B, in.B_weight), C = normed(in.C, in.C_weight);
+  const Array<S, 2> B = normed(in.B, in.b_weight), C = normed(in.C, in.c_weight);
   const Array<S, 2> dt = each_row<S>(in.dt, [&](std::int64_t t, const Vector<S>& row) -> Vector<S> {
     if (!in.norm_eps) return row;
     return row * reciprocal_rms<S>(as_vector(at(*in.dt_low, t)), *in.norm_eps);

@@ -14,7 +14,7 @@ using kernels::Bf16;
 using kernels::DeviceTensor;
 
 constexpr const char* kOperation = "mamba1_decode";
-constexpr std::int64_t N = kernels::kMamba1Columns;
+constexpr std::int64_t kN = kernels::kMamba1Columns;
 
 struct Question {
   bool gated = true;
@@ -32,13 +32,13 @@ struct Inputs {
       : x(draw<2>({batch.tokens, D + q.gap}, seed, 1)),
         dt(draw<2>({batch.tokens, D + q.gap}, seed, 2)),
         z(draw<2>({batch.tokens, D + q.gap}, seed, 3)),
-        A(draw<2>({D, N}, seed, 4)),
-        vectors(draw<2>({batch.tokens, q.low_rank + 2 * N}, seed, 5)),
-        B_weight(draw<1>({N}, seed, 6)),
-        C_weight(draw<1>({N}, seed, 7)),
+        A(draw<2>({D, kN}, seed, 4)),
+        vectors(draw<2>({batch.tokens, q.low_rank + 2 * kN}, seed, 5)),
+        b_weight(draw<1>({kN}, seed, 6)),
+        c_weight(draw<1>({kN}, seed, 7)),
         skip(draw<1>({D}, seed, 8)),
         dt_bias(draw<1>({D}, seed, 9)),
-        state(draw<3>({batch.slots, D, N}, seed, 10)) {
+        state(draw<3>({batch.slots, D, kN}, seed, 10)) {
     for (double& a : A) a = -1.0 / 64 - std::abs(a);
     if (!q.softplus)
       for (double& d : dt) d = std::abs(d) / 8;
@@ -47,7 +47,7 @@ struct Inputs {
 
   Array<double, 2> x, dt, z, A;
   Array<double, 2> vectors;  // [T, R + 2 N]: dt_low, B and C side by side, as x_proj leaves them
-  Array<double, 1> B_weight, C_weight, skip, dt_bias;
+  Array<double, 1> b_weight, c_weight, skip, dt_bias;
   Array<double, 3> state;
 };
 
@@ -73,7 +73,7 @@ void add_options(Arguments& in, const Data& data, const Question& q, std::int64_
   if (!q.normed) return;
   in.norm_eps = 1e-3f;
   in.dt_low = columns(data.vectors.view(), 0, q.low_rank);
-  if (q.weighted) in.B_weight = data.B_weight.view(), in.C_weight = data.C_weight.view();
+  if (q.weighted) in.b_weight = data.b_weight.view(), in.c_weight = data.c_weight.view();
 }
 
 template <class S>
@@ -84,12 +84,12 @@ struct HostInputs {
         z(cast<S>(in.z)),
         A(cast<S>(in.A)),
         vectors(cast<S>(in.vectors)),
-        B_weight(cast<S>(in.B_weight)),
-        C_weight(cast<S>(in.C_weight)),
+        b_weight(cast<S>(in.b_weight)),
+        c_weight(cast<S>(in.c_weight)),
         skip(cast<S>(in.skip)),
         dt_bias(cast<S>(in.dt_bias)) {}
   Array<S, 2> x, dt, z, A, vectors;
-  Array<S, 1> B_weight, C_weight, skip, dt_bias;
+  Array<S, 1> b_weight, c_weight, skip, dt_bias;
 };
 
 template <class S>
@@ -104,8 +104,8 @@ Answer<S> reference_answer(const Inputs& inputs, const Batch& batch, const Quest
   reference::Mamba1Decode<S> in{.x = read(host.x, 0, D),
                                 .dt = read(host.dt, 0, D),
                                 .A = host.A,
-                                .B = read(host.vectors, q.low_rank, N),
-                                .C = read(host.vectors, q.low_rank + N, N),
+                                .B = read(host.vectors, q.low_rank, kN),
+                                .C = read(host.vectors, q.low_rank + kN, kN),
                                 .slots = batch.host(),
                                 .storage = storage};
   add_options(in, host, q, D);
@@ -122,8 +122,8 @@ struct Device {
         z(in.z),
         vectors(in.vectors),
         A(in.A),
-        B_weight(in.B_weight),
-        C_weight(in.C_weight),
+        b_weight(in.b_weight),
+        c_weight(in.c_weight),
         skip(in.skip),
         dt_bias(in.dt_bias),
         out(Shape<2>{batch.tokens, in.channels()}),
@@ -135,8 +135,8 @@ struct Device {
     kernels::Mamba1Decode<T, S> in{.x = columns(read.x.view(), 0, D),
                                    .dt = columns(read.dt.view(), 0, D),
                                    .A = read.A.view(),
-                                   .B = columns(read.vectors.view(), q.low_rank, N),
-                                   .C = columns(read.vectors.view(), q.low_rank + N, N),
+                                   .B = columns(read.vectors.view(), q.low_rank, kN),
+                                   .C = columns(read.vectors.view(), q.low_rank + kN, kN),
                                    .state = state.view(),
                                    .out = out.view(),
                                    .slots = indices.slots()};
@@ -151,7 +151,7 @@ struct Device {
   DeviceBatch indices;
   DeviceTensor<T, 2> x, dt, z, vectors;
   DeviceTensor<float, 2> A;
-  DeviceTensor<T, 1> B_weight, C_weight;
+  DeviceTensor<T, 1> b_weight, c_weight;
   DeviceTensor<float, 1> skip, dt_bias;
   DeviceTensor<T, 2> out;
   DeviceTensor<S, 3> state;
@@ -321,10 +321,10 @@ template <class Change>
 std::string complaint_about(Change change) {
   kernels::Mamba1Decode<Bf16, float> in{.x = unread<const Bf16, 2>({2, 64}),
                                         .dt = unread<const Bf16, 2>({2, 64}),
-                                        .A = unread<const float, 2>({64, N}),
-                                        .B = unread<const Bf16, 2>({2, N}),
-                                        .C = unread<const Bf16, 2>({2, N}),
-                                        .state = unread<float, 3>({5, 64, N}),
+                                        .A = unread<const float, 2>({64, kN}),
+                                        .B = unread<const Bf16, 2>({2, kN}),
+                                        .C = unread<const Bf16, 2>({2, kN}),
+                                        .state = unread<float, 3>({5, 64, kN}),
                                         .out = unread<Bf16, 2>({2, 64})};
   change(in);
   return complaint_of([&] { kernels::mamba1_decode<Bf16, float>(in, nullptr); });
@@ -346,22 +346,22 @@ TEST(Mamba1DecodeArguments, areRefusedByName) {
               }),
               HasSubstr("x is expected to be [T, D] with D from 1 to 1048576; got [2, 0]"));
   EXPECT_THAT(complaint_about([](In& in) {
-                in.A = unread<const float, 2>({64, N}, {32, 1});
+                in.A = unread<const float, 2>({64, kN}, {32, 1});
               }),
               HasSubstr("A is expected to be without gaps, at a multiple of 16 bytes"));
   EXPECT_THAT(complaint_about([](In& in) {
-                in.C = unread<const Bf16, 2>({2, N}, {20, 1});
+                in.C = unread<const Bf16, 2>({2, kN}, {20, 1});
               }),
               HasSubstr("B and C is expected to be of contiguous rows at multiples of 16 bytes"));
   EXPECT_THAT(
       complaint_about([](In& in) {
-        in.state = unread<float, 3>({5, 64, N}, {2048, 32, 1});
+        in.state = unread<float, 3>({5, 64, kN}, {2048, 32, 1});
       }),
       HasSubstr("state is expected to be of channels without gaps at multiples of 16 bytes"));
   EXPECT_THAT(complaint_about([](In& in) { in.norm_eps = 1e-6f; }),
               HasSubstr("norm_eps and dt_low is expected to be both given, or neither"));
-  EXPECT_THAT(complaint_about([](In& in) { in.C_weight = unread<const Bf16, 1>({N}); }),
-              HasSubstr("B_weight and C_weight is expected to be absent without norm_eps"));
+  EXPECT_THAT(complaint_about([](In& in) { in.c_weight = unread<const Bf16, 1>({kN}); }),
+              HasSubstr("b_weight and c_weight is expected to be absent without norm_eps"));
   EXPECT_THAT(complaint_about([](In& in) {
                 in.norm_eps = 1e-6f;
                 in.dt_low = unread<const Bf16, 2>({1, 40});

@@ -352,7 +352,7 @@ def net_cases(data):
 
 def mamba1_cases(data):
     D, N, R = data.sizes((72, 16, 24), (6, 5, 3))
-    norms = dict(norm_eps=1e-5, dt_low=data.normal(ROWS, R), B_weight=data.normal(N) + 1, C_weight=data.normal(N) + 1)
+    norms = dict(norm_eps=1e-5, dt_low=data.normal(ROWS, R), b_weight=data.normal(N) + 1, c_weight=data.normal(N) + 1)
     for state in (torch.float32, torch.bfloat16):
         for more in ({}, norms):
             yield dict(state=data.normal(SLOTS, D, N, dtype=state), x=data.normal(ROWS, D), dt=data.normal(ROWS, D),
