@@ -71,7 +71,7 @@ struct Mamba1Warp {
   using Layout = Channels<S>;
   static constexpr int kCount = Layout::kCount;  ///< numbers of a part
   static constexpr int kChannels = kHeld * Layout::kRowsPerWarp;
-  /// Nothing is rounded to 16 bits, and the decay is as exact as float32 allows.
+  /// Whether outputs or states are float32: then the decay is as exact as float32 allows.
   static constexpr bool kExact = sizeof(T) == 4 || sizeof(S) == 4;
   using Part = Pack<S, kCount>;
 
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(32, kWarpsPerProcessor)
   warp.prefetch(begin);
   wait_for_earlier_launch();
   let_the_next_launch_start();
-  int slots[kStages];  // of row n and of those behind it
+  int slots[kStages];  // slots[i] is that of row n + i by
 #pragma unroll
   for (int i = 0; i < kStages; ++i) slots[i] = warp.slot_of(begin + i * by);
 #pragma unroll
