@@ -17,6 +17,7 @@ CHECKED_ROWS = 8  # rows of a batch that are compared with float64
 
 CONV = SimpleNamespace(D=8192, W=4)
 SSU = SimpleNamespace(H=128, P=64, N=128, G=8)
+MAMBA1 = SimpleNamespace(D=8192, N=16, R=256)  # Jamba Mini, FalconMamba
 GDN = SimpleNamespace(H=16, HV=32, K=128, V=128)
 POOL = SimpleNamespace(layers=36, slots=128, rows=64)
 MLA = SimpleNamespace(width=576, values=512, page=64, scale=0.135)  # DeepSeek-V3's 192^-0.5 1.874
@@ -124,6 +125,45 @@ def ssu(B, dtype):
     sets = [one] + [make() for _ in range(sets_needed(traffic, state_bytes) - 1)]
     name = f"B={B} H={H} P={P} N={N} G={G} state {short(dtype)}"
     return Case("selective_state_update", name, "ssu", B, traffic, sets, reference)
+
+
+def mamba1(B, dtype, D=MAMBA1.D, normed=False):
+    """A Mamba1 layer's step between dt_proj and out_proj: x, z, dt, out [B, D]; vectors [B, R + 2 N], of
+    which low [B, R], B and C [B, N] are parts, as x_proj leaves them; A [D, N]; skip, dt_bias [D]; state
+    [B + 1, D, N]. With `normed`, B, C and low are RMS-normalised with weights; dt is what dt_proj makes of
+    low as it is, and normed_dt what it makes of the normed one. Each set has weights of its own."""
+    N, R, eps = MAMBA1.N, MAMBA1.R, 1e-6
+
+    def make():
+        vectors = rand(B, R + 2 * N)
+        s = SimpleNamespace(
+            x=rand(B, D), z=rand(B, D), dt=rand(B, D), low=vectors[:, :R], B=vectors[:, R:R + N], C=vectors[:, R + N:],
+            A=-torch.rand(D, N, device="cuda") * 4 - 0.5, skip=rand(D, dtype=torch.float32),
+            dt_bias=rand(D, dtype=torch.float32, scale=0.5) - 2, weight=1 + rand(N, scale=0.1),
+            low_weight=1 + rand(R, scale=0.1), out=torch.empty(B, D, device="cuda", dtype=torch.bfloat16),
+            state=big_rand(B + 1, D, N, dtype=dtype), slots=slots(B), vectors=vectors, eps=eps)
+        s.normed_dt = (s.dt.double() * rstd(s.low)).to(torch.bfloat16)
+        return s
+
+    def rstd(v):
+        return torch.rsqrt((v.double() ** 2).mean(-1, keepdim=True) + eps)
+
+    def reference(s, rows):
+        state = s.state[s.slots[:rows].long()].double()
+        dt, Bs, C = (v[:rows].double() for v in (s.dt, s.B, s.C))
+        if normed:
+            dt = dt * rstd(s.low[:rows])
+            Bs, C = (v * rstd(v) * s.weight.double() for v in (Bs, C))
+        dt, x, z = torch.nn.functional.softplus(dt + s.dt_bias.double()), s.x[:rows].double(), s.z[:rows].double()
+        state = state * torch.exp(dt[..., None] * s.A.double()) + (dt * x)[..., None] * Bs[:, None]
+        return ((state * C[:, None]).sum(-1) + x * s.skip.double()) * z * torch.sigmoid(z), state
+
+    one = make()
+    state_bytes = B * D * N * one.state.element_size()
+    traffic = 2 * state_bytes + nbytes(one.x, one.z, one.dt, one.out, one.vectors, one.A, one.skip, one.dt_bias, one.slots)
+    sets = [one] + [make() for _ in range(max(8, sets_needed(traffic, state_bytes)) - 1)]
+    name = f"B={B} D={D} N={N} state {short(dtype)}" + (", norms" if normed else "")
+    return Case("mamba1_decode", name, "mamba1_normed" if normed else "mamba1", B, traffic, sets, reference)
 
 
 def gdn_net(B, dtype, H=GDN.H, HV=GDN.HV):
@@ -848,6 +888,21 @@ def net_cases(quick):
     return found
 
 
+def mamba1_cases(quick):
+    """(operation, key, maker) of steps of Mamba1: 8,192 channels at all batches, 5,120 (Jamba 3B) and 1,024
+    (one of 8 parts of Jamba Mini) at some, and Jamba's norms."""
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        chosen = [(B, {}) for B in ((16, 64) if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256))]
+        chosen += [(B, {"D": D}) for D in (5120, 1024) for B in ((16,) if quick else (1, 16, 64))]
+        chosen += [(B, {"normed": True}) for B in ((16,) if quick else (1, 16, 64))]
+        for B, more in chosen:
+            kind = "mamba1_normed" if more.get("normed") else "mamba1"
+            found.append(("mamba1_decode", (kind, short(dtype), B, *more.items()),
+                          lambda B=B, d=dtype, m=more: mamba1(B, d, **m)))
+    return found
+
+
 def all_cases(quick=False):
     """(operation, key, maker) of each case, in the table's order. RECORDED knows figures by key;
     maker() makes the Case."""
@@ -872,6 +927,7 @@ def all_cases(quick=False):
             for folded in (False, True):
                 found.append(("gated_delta_rule_update", ("gdn_replay", short(dtype), B),
                               lambda B=B, d=dtype, f=folded: gdn_replay(B, d, f)))
+    found += mamba1_cases(quick)
     found += net_cases(quick)
     found += ring_cases(quick)
     for lengths in ((2048,), (8192,), MIXED) if quick else ((2048,), (8192,), (32768,), MIXED):

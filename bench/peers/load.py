@@ -106,6 +106,12 @@ def vllm_verify():
     return types.SimpleNamespace(version=version, verify=torch.ops._C.fused_gdn_decode_post_conv_mtp)
 
 
+def vllm_rms_norm():
+    """vLLM's RMS norm in CUDA: operator `norm`, and `version`."""
+    version = load_packed("_C_stable_libtorch.abi3.so")
+    return types.SimpleNamespace(version=version, norm=torch.ops._C.rms_norm)
+
+
 def vllm_norm():
     """vLLM's gated RMS norm in Triton: function `norm`, and `version`."""
     version = vllm().version

@@ -46,7 +46,7 @@ class Loaded:
         self.ours = False
         left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # for example peers whose tuning takes minutes
         asked = {name for kind in kinds for name in PEERS_OF[kind]}
-        for name in ("vllm", "vllm_ring", "vllm_verify", "vllm_norm", "sglang_ring", "flashinfer_ring", "vllm_prefill",
+        for name in ("vllm", "vllm_ring", "vllm_verify", "vllm_norm", "vllm_rms_norm", "sglang_ring", "flashinfer_ring", "vllm_prefill",
                      "vllm_delta_prefill", "fla", "fla_prefill", "mamba_ssm", "mamba_ssm_prefill", "flashinfer",
                      "flashinfer_prefill", "flashqla", "flashinfer_mla", "flashinfer_ragged", "flashmla",
                      "flashmla_fp8", "flash_attention_3", "vllm_cache", "flashinfer_rope", "vllm_invariant",
@@ -78,6 +78,8 @@ class Loaded:
 PEERS_OF = {
     "conv": ("vllm",),
     "ssu": ("vllm", "mamba_ssm"),
+    "mamba1": ("vllm", "mamba_ssm"),
+    "mamba1_normed": ("vllm", "vllm_rms_norm"),
     "ssu_ring": ("vllm_ring", "flashinfer_ring"),
     "gdn_ring": ("sglang_ring",),
     "gdn": ("fla", "vllm", "flashinfer"),
@@ -100,6 +102,8 @@ NOT_FETCHED = {
     "conv": [("causal-conv1d", "its CUDA sources are not built here"),
              ("FLA", "its cache is W wide, other bytes")],
     "ssu": [],
+    "mamba1": [("FlashInfer", "its selective_state_update takes one A per head")],
+    "mamba1_normed": [("mamba-ssm, FlashInfer", "they have no Mamba1 with norms of B and C")],
     "ssu_ring": [],
     "gdn_ring": [("vLLM", "0.33.0 has no ring for the delta rule"),
                  ("FlashInfer", "its ring for the delta rule (gated_delta_rule_mtp) is for Blackwell")],
@@ -126,7 +130,7 @@ NOT_FETCHED = {
 def contestants(case, loaded):
     """(contestants, absent) of a case. `absent` lists its peers that cannot run, as {"name",
     "why"}."""
-    makers = {"conv": conv, "ssu": ssu, "ssu_ring": ssu_ring, "gdn_ring": gdn_ring, "gdn": gdn, "gdn_verify": gdn_verify,
+    makers = {"conv": conv, "ssu": ssu, "mamba1": mamba1, "mamba1_normed": mamba1, "ssu_ring": ssu_ring, "gdn_ring": gdn_ring, "gdn": gdn, "gdn_verify": gdn_verify,
               "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "gdn_net": gdn_net, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
               "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
@@ -208,6 +212,55 @@ def ssu(case, loaded):
         _, version = load.staged("flashinfer")
         found += [flashinfer_ssu(future.result(), wide, f"FlashInfer {version} CUDA {name}", number)
                   for name, number in (("simple", 1), ("vertical", 2))]
+    return found
+
+
+def mamba1(case, loaded):
+    """A step of Mamba1. With norms, vLLM's chain is its kernel for RMS norms over B and C, in front of its
+    update; the norm of the low-rank dt, which stands in front of dt_proj, is timed in the chain too."""
+    found, normed = [], case.kind == "mamba1_normed"
+    ours, general = loaded.operator("mamba1_decode"), loaded.operator("selective_state_update")
+    if ours is not None:
+        def norms(s):
+            return dict(norm_eps=s.eps, dt_low=s.low, b_weight=s.weight, c_weight=s.weight) if normed else {}
+
+        found.append(Contestant(OURS, lambda s: ours(
+            s.state, s.x, s.dt, s.A, s.B, s.C, D=s.skip, z=s.z, dt_bias=s.dt_bias, dt_softplus=True, state_indices=s.slots,
+            **norms(s)), slot_view))
+    if general is not None and not normed:
+        found.append(Contestant(f"{OURS}, selective_state_update", lambda s: general(
+            s.state[:, None], s.x[:, None], s.dt[:, None], s.A[None], s.B[:, None], s.C[:, None], D=s.skip[None],
+            z=s.z[:, None], dt_bias=s.dt_bias[None], dt_softplus=True, state_indices=s.slots),
+            lambda s, result, rows: (result[:rows, 0], s.state[s.slots[:rows].long()])))
+
+    def common(s, dt, B, C):
+        return dict(state=s.state, x=s.x, dt=dt, A=s.A, B=B, C=C, D=s.skip, z=s.z, dt_bias=s.dt_bias, dt_softplus=True,
+                    state_batch_indices=s.slots)
+
+    if normed and "vllm" in loaded.modules and "vllm_rms_norm" in loaded.modules:
+        vllm, norm = loaded.modules["vllm"], loaded.modules["vllm_rms_norm"].norm
+        for s in case.sets:  # results of the norms
+            s.normed = [torch.empty(case.B, n, device="cuda", dtype=torch.bfloat16) for n in (s.low.shape[1], 16, 16)]
+
+        def chain(s):
+            for out, v, weight in zip(s.normed, (s.low, s.B, s.C), (s.low_weight, s.weight, s.weight)):
+                norm(out, v, weight, s.eps)
+            vllm.ssu.selective_state_update(**common(s, s.normed_dt, *s.normed[1:]), out=s.out)
+            return s.out
+
+        found.append(Contestant(f"vLLM {vllm.version} CUDA norms, Triton update", chain, slot_view))
+    if not normed and "vllm" in loaded.modules:
+        vllm = loaded.modules["vllm"]
+
+        def launch(s):
+            vllm.ssu.selective_state_update(**common(s, s.dt, s.B, s.C), out=s.out)
+            return s.out
+
+        found.append(Contestant(f"vLLM {vllm.version} Triton", launch, slot_view))
+    if not normed and "mamba_ssm" in loaded.modules:
+        mamba = loaded.modules["mamba_ssm"]
+        found.append(Contestant(f"mamba-ssm {mamba.version} Triton",
+                                lambda s: mamba.ssu.selective_state_update(**common(s, s.dt, s.B, s.C)), slot_view))
     return found
 
 

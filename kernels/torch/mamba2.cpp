@@ -5,6 +5,7 @@
 #include "reference/recurrent/scaled_state.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
+#include "kernels/models/mamba1_decode.hpp"
 #include "kernels/recurrent/selective_state_update.hpp"
 #endif
 
@@ -182,11 +183,54 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
   }
 
 #ifdef LOCKSTEP_HAS_CUDA
+  /// Whether the call is a step of Mamba1 in the types and strides that mamba1_decode takes: one
+  /// head whose A differs within it, and a token of each row.
+  bool is_mamba1_step(const Tensor& dt, const Tensor& A) const {
+    const auto dense = [](const Tensor& v, std::int64_t row) {
+      return v.stride(-1) == 1 && v.stride(-2) == row &&
+             reinterpret_cast<std::uintptr_t>(v.data_ptr()) % 16 == 0;
+    };
+    const auto aligned = [&](const Tensor& v) {
+      return dense(v, v.stride(-2)) && v.stride(0) * v.element_size() % 16 == 0;
+    };
+    const bool plain = !query_start_loc && !num_accepted_tokens && !reads_only() && !stash_dt &&
+                       !state_scale && !dt_min && !dt_max && !slots().table && !slots().out_table;
+    const auto type = x.scalar_type();
+    return plain && x.size(1) == 1 && B.size(2) == kernels::kMamba1Columns &&
+           dense(A, kernels::kMamba1Columns) && dense(state, kernels::kMamba1Columns) &&
+           state.stride(0) * state.element_size() % 16 == 0 && dt.scalar_type() == type &&
+           dt.stride(2) == 1 && B.scalar_type() == type && aligned(B) && aligned(C) &&
+           (!z || (z->scalar_type() == type && z->stride(2) == 1));
+  }
+  template <class T, class S>
+  void mamba1_step(const Tensor& dt, const Tensor& A, const MaybeTensor& D,
+                   const MaybeTensor& dt_bias, const Tensor& out) const {
+    const auto rows = [](const Tensor& v, const char* argument) {
+      return view_of<const T, 2>(v.select(1, 0), argument);
+    };
+    const auto head = [](const MaybeTensor& v) { return v ? MaybeTensor(v->select(0, 0)) : v; };
+    kernels::Mamba1Decode<T, S> in{.x = rows(x, "x"),
+                                   .dt = rows(dt, "dt"),
+                                   .A = view_of<const float, 2>(A.select(0, 0), "A"),
+                                   .B = rows(B, "B"),
+                                   .C = rows(C, "C"),
+                                   .state = view_of<S, 3>(state.select(1, 0), "state"),
+                                   .out = view_of<T, 2>(out.select(1, 0), "out"),
+                                   .skip = mixed<1>(head(D), "D"),
+                                   .dt_bias = mixed<1>(head(dt_bias), "dt_bias"),
+                                   .dt_softplus = dt_softplus,
+                                   .slots = slots()};
+    if (z) in.z = rows(*z, "z");
+    kernels::mamba1_decode<T, S>(in, stream());
+  }
+
   Tensor cuda() const {
     check();
     const Tensor dt = wide_dt(), A = wide_A(), out = like(x);
     const MaybeTensor D = wide_D(), dt_bias = wide_bias();
     const auto update = [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
+      if constexpr (!kernels::kIsScaled<S>)
+        if (is_mamba1_step(dt, A)) return mamba1_step<T, S>(dt, A, D, dt_bias, out);
       kernels::selective_state_update<T, S>(
           {.x = view_of<const T, 3>(x, "x"),
            .dt = mixed<3>(dt, "dt"),

@@ -102,10 +102,11 @@ const std::vector<Folder>& folders() {
         {"kernels/torch/static_kv", {base, tensors, "reference/models"}},
         {"kernels/judge", {base, tensors, "kernels/base"}},
         {"kernels/judge/operations", {base, tensors, "kernels/judge"}},
+        {"kernels/judge/layers", {base, tensors, "kernels/judge"}},
     };
     for (Folder& folder : list)
       if (folder.path.starts_with("reference/models") || folder.path == "reference/compiled" ||
-          folder.path.starts_with("kernels/torch") || folder.path == "kernels/judge/operations")
+          folder.path.starts_with("kernels/torch") || folder.path.starts_with("kernels/judge/"))
         folder.may_include.insert(folder.may_include.end(), operations.begin(), operations.end());
     // The way of a trace line: a file of one row knows those of the rows above, and none beside it.
     const std::vector<std::vector<std::string>> rows = {

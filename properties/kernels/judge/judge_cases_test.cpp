@@ -71,13 +71,13 @@ std::vector<std::string> undeclared(const std::filesystem::path& path,
 // A comparison with an id that no operation declares is never true: its branch is dead. With the
 // test above, an id that is misspelt in either place is seen.
 TEST(JudgedOperations, everyIdThatIsComparedIsDeclared) {
-  const std::filesystem::path folder =
-      std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "kernels/judge/operations";
+  const std::filesystem::path folder = std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "kernels/judge";
   std::set<std::string> all;
   for (const JudgedKernel* const operation : judged_kernels())
     for (const Mistake& mistake : operation->mistakes) all.emplace(mistake.id);
   std::size_t files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.is_directory()) continue;
     ++files;
     for (const std::string& id : undeclared(entry.path(), all))
       ADD_FAILURE() << entry.path().filename() << " compares a mistake with `" << id << "`";

@@ -53,6 +53,7 @@ TEST(Judge, aRightCandidatePasses) {
 TEST(Judge, everyOperationHasARightCandidate) {
   const std::vector<std::pair<std::string, std::string>> all{
       {"selective_state_update", "ssu_right"},
+      {"mamba1_decode", "mamba1_right"},
       {"causal_conv1d_update", "conv_right"},
       {"causal_conv1d", "prompt_conv_right"},
       {"gated_delta_rule_prefill", "prefill_right"},
@@ -137,6 +138,9 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
       {kMamba, "ssu_no_z", "decode-limits", 11, {"without the gate z"}},
       {kMamba, "ssu_output_before", "decode-mamba1", 11, {"output read before the state's update"}},
       {kMamba, "ssu_row_slots", "decode-limits", 10, {"row i on slot i, without state_indices"}},
+      {"mamba1_decode", "mamba1_no_norms", "weighted", 11, {"without the norms of dt, B and C"}},
+      {"mamba1_decode", "mamba1_swapped_weights", "weighted", 11, {"norms swapped"}},
+      {"mamba1_decode", "mamba1_no_gate", "in-order", 11, {"without the gate z"}},
       {kConv, "conv_no_bias", "width", 11, {"definition without the bias"}},
       {kConv, "conv_no_silu", "width", 11, {"without the activation"}},
       {kConv, "conv_reversed", "decode-bare", 11, {"taps of the weight reversed"}},

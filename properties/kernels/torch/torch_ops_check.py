@@ -350,6 +350,17 @@ def net_cases(data):
                        norm_weight=data.normal(width) + 1, state_indices=data.indices())
 
 
+def mamba1_cases(data):
+    D, N, R = data.sizes((72, 16, 24), (6, 5, 3))
+    norms = dict(norm_eps=1e-5, dt_low=data.normal(ROWS, R), b_weight=data.normal(N) + 1, c_weight=data.normal(N) + 1)
+    for state in (torch.float32, torch.bfloat16):
+        for more in ({}, norms):
+            yield dict(state=data.normal(SLOTS, D, N, dtype=state), x=data.normal(ROWS, D), dt=data.normal(ROWS, D),
+                       A=data.negative(D, N), B=data.normal(ROWS, N), C=data.normal(ROWS, N),
+                       D=data.normal(D, dtype=torch.float32), z=data.normal(ROWS, D),
+                       dt_bias=data.normal(D, dtype=torch.float32), dt_softplus=True, state_indices=data.indices(), **more)
+
+
 def scaled_cases(data):
     for by_groups in (True, False):
         yield dict(x=data.normal(3, 5, 264), by_groups=by_groups)
@@ -437,6 +448,7 @@ CASES = {
     "gated_delta_rule_ring_update": delta_ring_cases,
     "gated_delta_rule_ring_flush": delta_ring_flush_cases,
     "gated_delta_net_decode": net_cases,
+    "mamba1_decode": mamba1_cases,
     "state_copy": copy_cases,
     "state_zero": zero_cases,
     "state_scatter_accepted": scatter_cases,
@@ -483,6 +495,7 @@ FREE = {
     "gated_delta_rule_ring_update": {},
     "gated_delta_rule_ring_flush": {},
     "gated_delta_net_decode": {},  # a window and a state have one slot
+    "mamba1_decode": {"state": {0}, "dt_low": {1}},
     "state_copy": BITS,
     "state_zero": {**BITS, "slots": {0}},
     "state_scatter_accepted": {"state": {0}, "intermediate": {1}},

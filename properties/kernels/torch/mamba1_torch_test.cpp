@@ -1,0 +1,110 @@
+// The operator of a Mamba1 layer's step on the CPU: its reference bit by bit, and what it refuses.
+#include "properties/kernels/torch/torch_operator.hpp"
+#include "properties/support/laws.hpp"
+#include "properties/support/torch_bridge.hpp"
+#include "reference/recurrent/mamba1_decode.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using at::Tensor;
+
+constexpr const char* kName = "mamba1_decode";
+constexpr std::int64_t kRows = 4, kD = 7, kN = 5, kR = 3, kSlots = 6;
+
+template <std::size_t Rank>
+Array<float, Rank> draw(const Shape<Rank>& shape, std::uint64_t stream) {
+  return on_grid<float>(shape, {.seed = 9, .stream = stream});
+}
+
+struct Step {
+  Array<float, 3> state = draw<3>({kSlots, kD, kN}, 1);
+  Array<float, 2> x = draw<2>({kRows, kD}, 2), dt = draw<2>({kRows, kD}, 3);
+  Array<float, 2> A = draw<2>({kD, kN}, 4), B = draw<2>({kRows, kN}, 5);
+  Array<float, 2> C = draw<2>({kRows, kN}, 6), z = draw<2>({kRows, kD}, 7);
+  Array<float, 2> low = draw<2>({kRows, kR}, 8);
+  Array<float, 1> skip = draw<1>({kD}, 9), bias = draw<1>({kD}, 10);
+  Array<float, 1> b_weight = draw<1>({kN}, 11), c_weight = draw<1>({kN}, 12);
+  Array<std::int32_t, 1> slots = ints({4, -1, 0, 5});
+
+  Named arguments(at::ScalarType activations, at::ScalarType states) const {
+    return {{"state", tensor_of(state).to(states)},
+            {"x", tensor_of(x).to(activations)},
+            {"dt", tensor_of(dt).to(activations)},
+            {"A", tensor_of(A)},
+            {"B", tensor_of(B).to(activations)},
+            {"C", tensor_of(C).to(activations)},
+            {"D", tensor_of(skip)},
+            {"z", tensor_of(z).to(activations)},
+            {"dt_bias", tensor_of(bias)},
+            {"dt_softplus", true},
+            {"norm_eps", 0.25},
+            {"dt_low", tensor_of(low).to(activations)},
+            {"b_weight", tensor_of(b_weight).to(activations)},
+            {"c_weight", tensor_of(c_weight)},
+            {"state_indices", tensor_of(slots)}};
+  }
+};
+
+TEST(TorchMamba1, isTheReferenceBitByBit) {
+  const auto format = [](at::ScalarType type) {
+    return type == at::kFloat ? Format::float32 : Format::bf16;
+  };
+  for (const at::ScalarType activations : {at::kFloat, at::kBFloat16})
+    for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
+      Step step;
+      const Named named = step.arguments(activations, states);
+      const Tensor out = checked_call(kName, named).at(0).toTensor();
+      Array<float, 2> expected(step.x.shape());
+      reference::mamba1_decode<float>(
+          {.x = step.x,
+           .dt = step.dt,
+           .A = step.A,
+           .B = step.B,
+           .C = step.C,
+           .skip = step.skip.view(),
+           .z = step.z.view(),
+           .dt_bias = step.bias.view(),
+           .dt_softplus = true,
+           .norm_eps = 0.25F,
+           .dt_low = step.low.view(),
+           .b_weight = step.b_weight.view(),
+           .c_weight = step.c_weight.view(),
+           .slots = {.indices = step.slots.view()},
+           .storage = {.state = format(states), .output = format(activations)}},
+          step.state.view(), expected.view());
+      EXPECT_EQ(out.scalar_type(), activations);
+      EXPECT_TRUE(same_bits(array_of<float, 2>(out), expected));
+      EXPECT_TRUE(same_bits(array_of<float, 3>(named.at("state").toTensor()), step.state));
+    }
+}
+
+TEST(TorchMamba1, refusesByName) {
+  const Named good = Step().arguments(at::kBFloat16, at::kFloat);
+  const auto zeros = [](at::IntArrayRef shape) { return at::zeros(shape, at::kBFloat16); };
+  const std::vector<std::pair<std::string, c10::IValue>> bad{
+      {"x", zeros({kRows, kD + 1})},
+      {"dt", zeros({kRows, kD}).to(at::kFloat)},
+      {"A", zeros({kD, kN})},
+      {"B", zeros({kRows, kN + 1})},
+      {"C", zeros({kRows + 1, kN})},
+      {"z", zeros({kRows})},
+      {"dt_bias", zeros({kN})},
+      {"dt_low", zeros({kRows - 1, kR})},
+      {"dt_low", c10::IValue()},
+      {"norm_eps", c10::IValue()},
+      {"c_weight", zeros({kD})},
+      {"state", at::zeros({kSlots, kD})},
+      {"state_indices", at::zeros({kRows, 2}, at::kInt)}};
+  for (const auto& [argument, value] : bad) {
+    Named named = good;
+    named[argument] = value;
+    const std::string complaint = complaint_of(kName, named);
+    EXPECT_NE(complaint.find(argument == "x" ? "state" : argument), std::string::npos)
+        << argument << ": " << complaint;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
