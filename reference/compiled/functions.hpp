@@ -18,7 +18,6 @@
 #include "reference/recurrent/gated_delta_net.hpp"
 #include "reference/recurrent/gated_delta_net_decode.hpp"
 #include "reference/recurrent/gated_delta_rule.hpp"
-#include "reference/recurrent/mamba1_decode.hpp"
 #include "reference/recurrent/mamba2.hpp"
 #include "reference/recurrent/mamba_mixer.hpp"
 #include "reference/recurrent/replay_rings.hpp"
@@ -47,7 +46,6 @@
   X(reference::gated_delta_rule_scan<S>)    \
   X(reference::gated_delta_rule_update<S>)  \
   X(reference::l2_normalised<S>)            \
-  X(reference::mamba1_decode<S>)            \
   X(reference::mamba2_replay<S>)            \
   X(reference::mamba2_ring_flush<S>)        \
   X(reference::mamba2_ring_update<S>)       \
