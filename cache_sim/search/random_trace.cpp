@@ -46,6 +46,8 @@ Operation RandomTrace::admission() {
   if (swarm_.sent > 0 && draw_.chance(static_cast<std::uint64_t>(swarm_.sent), 10))
     admit.external = draw_.between(0, admit.tokens.size());
   if (sometimes(swarm_.keyed)) draw_keys(admit);
+  // Another request of the name leaves.
+  if (swarm_.prefetches && refused_ && draw_.chance(1, 10)) admit.id = refused_->id;
   if (swarm_.has_disk) refused_ = admit;
   return admit;
 }
@@ -519,7 +521,16 @@ void RandomTrace::ask_again() {
   Operation land{.verb = Verb::land};
   land.from = Name::intern("disk");
   land.tier = Name::intern("host");
-  asking_ = {*refused_, land, Operation{.verb = Verb::step}};
+  if (!swarm_.prefetches) {
+    asking_ = {*refused_, land, Operation{.verb = Verb::step}};
+    return;
+  }
+  // The last one comes first. Some of them are left out, or the deadline passes.
+  const Operation settle{.verb = Verb::settle};
+  asking_ = {*refused_};
+  asking_.front().async = draw_.chance(1, 4);
+  for (const Operation& next : {settle, land, land, settle})
+    if (draw_.chance(7, 8)) asking_.push_back(next);
 }
 
 /// Lands or settles copies between tiers, or evicts from the host.

@@ -105,6 +105,7 @@ void SglangPrefixMap::save(Entry entry) {
   unlock(entry->first, true);
   entry->second.backup = 0;
   note_both_tiers(entry->second);
+  write_to_storage(entry);
 }
 
 /// [1.13, 15] Saves an inner prefix whose state is about to go, unless the host has part of it.
@@ -114,17 +115,20 @@ void SglangPrefixMap::save_state(Entry entry) {
   save(entry);
 }
 
-/// Extensions of a prefix that is dropped are on the host alone, and go with it.
-void SglangPrefixMap::drop_extensions(const Prefix& end) {
+/// Extensions of a prefix that is dropped are on the host alone, and go with it. False where one of
+/// them is locked there.
+bool SglangPrefixMap::drop_extensions(const Prefix& end) {
   std::vector<Entry> extensions;
   for (Entry next = records_.upper_bound(end);
        next != records_.end() && is_prefix(end, next->first); ++next)
     extensions.push_back(next);
+  if (std::any_of(extensions.begin(), extensions.end(), is_host_locked)) return false;
   Evicted unreported;
   for (auto next = extensions.rbegin(); next != extensions.rend(); ++next) {
     require(!(*next)->second.on_device, "a leaf of the device has extensions on the host alone");
     drop_from_host(*next, unreported);
   }
+  return true;
 }
 
 /// [1.13, 16] KV that is on both tiers, without a copy in flight, gets its turn to be given back.
@@ -211,8 +215,11 @@ SglangPrefixMap::Evicted SglangPrefixMap::evict_host(std::int64_t kv, std::int64
     drop_from_host(leaf, evicted);
   }
   while (evicted.states < states) {
-    const Entry victim = oldest([](Entry entry) { return entry->second.host_use != 0; },
-                                [](Entry entry) { return entry->second.host_use; });
+    const Entry victim = oldest(
+        [](Entry entry) {
+          return entry->second.host_use != 0 && entry->second.host_state_lock == 0;
+        },
+        [](Entry entry) { return entry->second.host_use; });
     if (victim == records_.end()) break;
     if (is_host_leaf(victim)) {
       drop_from_host(victim, evicted);
@@ -249,8 +256,7 @@ std::int64_t SglangPrefixMap::missing(const Prefix& end) {
 std::int64_t SglangPrefixMap::lock_host(const Prefix& end) {
   const Entry entry = records_.find(end);
   ++entry->second.host_lock;
-  ++entry->second.host_state_lock;
-  entry->second.host_use = 0;
+  if (entry->second.host_state_lock++ == 0) entry->second.host_use = 0;
   return end.size() - edge_size(entry);
 }
 
@@ -260,7 +266,7 @@ void SglangPrefixMap::unlock_host(const Prefix& end, std::int64_t begin) {
     if (entry->first.size() > begin) --entry->second.host_lock;
   Record& last = records_.at(end);
   --last.host_state_lock;
-  if (!last.state.exists()) spare_no_more(last);
+  if (!last.state.exists() && last.host_use == 0) spare_no_more(last);
 }
 
 void SglangPrefixMap::load(const Prefix& end, StateSlot state, std::int64_t host_begin) {
@@ -272,6 +278,7 @@ void SglangPrefixMap::load(const Prefix& end, StateSlot state, std::int64_t host
   }
   Record& last = records_.at(end);
   last.state = state;
+  last.host_use = 0;
   use_state(last);
   loads_.push_back({.number = copies_, .end = end, .host_begin = host_begin});
 }
@@ -295,9 +302,11 @@ std::int64_t SglangPrefixMap::settle() {
   for (; !backups_.empty() && backups_.front().landed; ++settled) {
     const Copy backup = backups_.front();
     backups_.pop_front();
-    for (const Entry entry : path_of(backup.end))
-      if (entry->second.backup == backup.number) entry->second.backup = 0;
+    std::vector<Entry> saved = path_of(backup.end);
+    std::erase_if(saved, [&](Entry entry) { return entry->second.backup != backup.number; });
+    for (const Entry entry : saved) entry->second.backup = 0;
     unlock(backup.end, true);
+    for (const Entry entry : saved) write_to_storage(entry);
   }
   for (; !loads_.empty() && loads_.front().landed; ++settled) {
     const Copy load = loads_.front();
@@ -353,6 +362,10 @@ std::optional<Refusal> SglangOracle::load(Request& request, Prefix& best, std::i
 
 Result<Reply> SglangOracle::evict(const Operation& operation) {
   const std::string& tier = operation.tier.exists() ? operation.tier.text() : "";
+  if (cached_.has_storage() && tier == "disk") {
+    storage_.clear();
+    return Reply().set(ReplyField::kv, 0).set(ReplyField::state, 0);
+  }
   const bool of_host = tier == "host";
   if (!tier.empty() && (!cached_.has_host() || (tier != "device" && !of_host)))
     return fail(fmt::format("evict: there is no tier {} here", tier));
@@ -369,16 +382,21 @@ Result<Reply> SglangOracle::evict(const Operation& operation) {
 /// All copies end first, and the host is emptied after the device.
 Reply SglangOracle::flush() {
   constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
-  while (cached_.land_backup() || cached_.land_load()) continue;
-  cached_.settle();
+  drain();
   const Reply reply = evict(kEverything, kEverything);
+  for (Reply next = reply; cached_.has_storage() && next.get(ReplyField::kv) > 0;) {
+    drain();
+    next = evict(kEverything, kEverything);
+  }
   if (cached_.has_host()) cached_.evict_host(kEverything, kEverything);
   return reply;
 }
 
 Result<Reply> SglangOracle::land(const Operation& operation) {
-  if (operation.from.exists()) return fail("land: copies come from the device and the host alone");
   const std::string& tier = operation.tier.text();
+  if (cached_.has_storage() && (operation.verb == Verb::fail || operation.from.exists() || tier == "disk"))
+    return end_storage_copy(operation);
+  if (operation.from.exists()) return fail("land: copies come from the device and the host alone");
   if (!cached_.has_host() || (tier != "host" && tier != "device"))
     return fail(fmt::format("land: there is no tier {} here", tier));
   const bool landed = tier == "host" ? cached_.land_backup() : cached_.land_load();
@@ -387,7 +405,7 @@ Result<Reply> SglangOracle::land(const Operation& operation) {
 
 Result<Reply> SglangOracle::settle() {
   if (!cached_.has_host()) return fail("settle: there is one tier alone");
-  return Reply().set(ReplyField::n, cached_.settle());
+  return Reply().set(ReplyField::n, settle_all());
 }
 
 }  // namespace lockstep::reference
