@@ -35,6 +35,8 @@ void draw_storage(SwarmDraw& part) {
   part.swarm.scheduled = false;
   part.swarm.config.ranks = 1;
   part.swarm.config.routing.clear();
+  // Half of the hosts have no room for what the storage has of a long prompt.
+  if (draw.chance(1, 2)) part.fields.optional("host_kv", draw.between(2, 12) * part.scale);
   const std::int64_t least = draw.between(1, draw.chance(2, 3) ? 2 : 8) * part.scale;
   part.fields.optional("prefetch_least", least);
   if (part.fields.has("prefetch_policy") && part.fields.free("prefetch_policy"))

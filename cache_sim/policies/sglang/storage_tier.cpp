@@ -127,6 +127,16 @@ bool StorageTier::end_read(bool fails) {
   reading_.reset();
   const PrefetchRef prefetch = to_read.front();
   layers_.land_copy(ended.slots);
+  if (fails) {  // its targets hold nothing that can be told
+    for (const auto& [source, target] : ended.slots.states) {
+      layers_.free_state(target);
+      layers_.allocate_state(target);
+    }
+    for (const KvRun& run : ended.slots.kv_targets) {
+      layers_.free_kv(run.slots());
+      layers_.allocate_kv(run.slots());
+    }
+  }
   if (ended.outlives_pages) {
     kv_.release(ended.slots.kv_sources);
     for (const auto& [source, target] : ended.slots.states) states_.release(source);
