@@ -529,6 +529,16 @@ void RandomTrace::ask_again() {
   const Operation settle{.verb = Verb::settle};
   asking_ = {*refused_};
   asking_.front().async = draw_.chance(1, 4);
+  if (draw_.chance(1, 3)) {  // its prefix leaves the device meanwhile, and perhaps the host
+    Operation evict{.verb = Verb::evict};
+    evict.kv = draw_.chance(1, 2) ? 4 * swarm_.longest : draw_.between(1, swarm_.longest);
+    evict.tier = Name::intern("host");
+    if (draw_.chance(1, 2)) asking_.push_back(evict);
+    evict.tier = Name();
+    asking_.push_back(evict);
+    asking_.push_back(settle);
+    return;
+  }
   for (const Operation& next : {settle, land, land, settle})
     if (draw_.chance(7, 8)) asking_.push_back(next);
 }

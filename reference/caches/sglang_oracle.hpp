@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "reference/caches/sglang_prefix_map.hpp"
-#include "reference/caches/sglang_storage.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::reference {
@@ -153,13 +152,13 @@ class SglangOracle : public Subject {
   Result<Reply> land(const Operation& operation);
   Result<Reply> settle();
 
-  // The storage [1.14], sglang_storage.cpp.
+  // The storage [1.14].
   /// A request that asks again until it is admitted.
   struct Waiting {
-    std::string asked;              ///< its first line
-    std::int64_t fetch = 0;         ///< number of its fetch in flight; 0: none
+    std::string asked;                 ///< its first line
+    std::int64_t fetch = 0;            ///< number of its fetch in flight; 0: none
     std::set<std::int64_t> fetches{};  ///< it and those before it
-    std::int64_t matched = 0;       ///< told tokens of the match before its last fetch
+    std::int64_t matched = 0;          ///< told tokens of the match before its last fetch
     std::int64_t repeats = 0;
     bool waits = false, is_late = false;
   };

@@ -440,7 +440,7 @@ const BrokenRule<Rules> kBroken[] = {
      &Rules::settled_writes_unlock, false, kDisk},
     {"sglang-no-buffer:cut-prefetch-keeps-its-state",
      "of a prefetch that the host has room for in part, the state is that of the whole",
-     &Rules::prefetch_state_follows_size, false, kDisk},
+     &Rules::prefetch_state_follows_size, false, "disk=1,host_kv=8,host_states=3"},
     {"sglang-no-buffer:short-prefetch-is-inserted",
      "what a stopped or failed prefetch was to bring is put into the tree, whatever has come",
      &Rules::short_prefetches_are_dropped, false, kDisk},

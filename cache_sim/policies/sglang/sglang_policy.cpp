@@ -12,6 +12,7 @@
 #include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -25,6 +26,13 @@ RadixTree::Options tree_options(const Config& config) {
           .path_cap = SglangOptions::of(config).path_cap};
 }
 
+/// More than any trace fills. Slots that hold numbers cost memory from the start.
+StorageTier::Room storage_room(const Config& config) {
+  if (!has_disk(config)) return {0, 0};
+  if (config.text(kFidelityField) != "label") return {1 << 12, 1 << 7};
+  return {1 << 24, 1 << 20};
+}
+
 std::unique_ptr<HostTier> host_tier(const Config& config, const SglangRules& rules,
                                     LayerState& layers) {
   const SglangOptions options = SglangOptions::of(config);
@@ -34,9 +42,10 @@ std::unique_ptr<HostTier> host_tier(const Config& config, const SglangRules& rul
   auto host = std::make_unique<HostTier>(first_kv, options.host_kv, first_state,
                                          options.host_states, options.write_policy, layers);
   if (options.disk)
-    host->storage = std::make_unique<StorageTier>(
-        first_kv + static_cast<std::uint32_t>(options.host_kv),
-        first_state + static_cast<std::uint32_t>(options.host_states), layers, rules);
+    host->storage =
+        std::make_unique<StorageTier>(first_kv + static_cast<std::uint32_t>(options.host_kv),
+                                      first_state + static_cast<std::uint32_t>(options.host_states),
+                                      storage_room(config), layers, rules);
   return host;
 }
 
@@ -765,16 +774,14 @@ Result<void> check_host(const Config& config) {
     return fail("field host_states: a host tier has room for KV and for states");
   if (options.disk && options.host_kv == 0)
     return fail("field disk: a storage stands behind a host tier, which host_kv= gives");
-  if (options.disk && config.text(kFidelityField) != "label")
-    return fail("field disk: a storage holds labels alone, so fidelity=label goes with it");
   return {};
 }
 
 PolicyEntry::SlotCounts slots_with_host(const Config& config) {
   const SglangOptions options = SglangOptions::of(config);
-  return {config.state_slots + options.host_states + (options.disk ? StorageTier::kStates : 0),
-          config.kv_tokens + config.page + options.host_kv +
-              (options.disk ? StorageTier::kKvTokens : 0)};
+  const StorageTier::Room storage = storage_room(config);
+  return {config.state_slots + options.host_states + storage.states,
+          config.kv_tokens + config.page + options.host_kv + storage.kv};
 }
 
 const Registration<PolicyEntry> kRadix{

@@ -75,8 +75,8 @@ struct RadixRequest {
 /// A request that a storage has been asked for, and that is not admitted yet.
 struct WaitingRequest {
   std::uint64_t number = 0;
-  std::string admission;  ///< as asked first, without `late=`
-  PrefetchRef prefetch;   ///< null: none is in flight
+  std::string admission;      ///< as asked first, without `late=`
+  PrefetchRef prefetch;       ///< null: none is in flight
   std::uint32_t matched = 0;  ///< tokens that the look-up before the last prefetch had found
   std::int64_t repeats = 0;   ///< look-ups since the first one
   bool waits = false;         ///< its deadline runs, from when it was first put off
@@ -264,7 +264,7 @@ class SglangPolicy : public Subject {
   struct Deferred {
     StateSlot source, target;
   };
-  std::vector<Deferred> deferred_;  // conv copies that wait for the next forward
+  std::vector<Deferred> deferred_;                   // conv copies that wait for the next forward
   std::map<std::uint32_t, WaitingRequest> waiting_;  // by the index of its name
   std::uint64_t asked_ = 0;                          // requests that a storage was asked for
 };

@@ -1,6 +1,6 @@
 // The storage as requests and traces see it: a request that waits for its prefetch, and the verbs
-// land, fail, settle and flush. Sources: unified_radix_cache.py and scheduler.py, `_prefetch_kvcache`,
-// `_prefetch_after_device_hit_loss`.
+// land, fail, settle and flush. Sources: unified_radix_cache.py; scheduler.py, `_prefetch_kvcache`
+// and `_prefetch_after_device_hit_loss`.
 #include <algorithm>
 #include <utility>
 
@@ -198,8 +198,8 @@ void SglangPolicy::hear_of_look_up(const PrefetchRef& prefetch) {
   if (waiting == nullptr || waiting->prefetch == nullptr) return;
   if (prefetch->stopped || prefetch->size < options_.prefetch_least) return retire(*waiting, true);
   if (prefetch->size > host_->kv.free_count()) tree_.evict_host(prefetch->size, 0);
-  const auto fits = static_cast<std::uint32_t>(
-      std::min<std::int64_t>(prefetch->size, host_->kv.free_count()));
+  const auto fits =
+      static_cast<std::uint32_t>(std::min<std::int64_t>(prefetch->size, host_->kv.free_count()));
   if (fits < options_.prefetch_least) {
     LOCKSTEP_MARK("prefetch.no_kv");
     return retire(*waiting, true);

@@ -27,7 +27,7 @@ void configure(SwarmDraw& part) {
 /// Sometimes single operations have a storage behind the host.
 void draw_storage(SwarmDraw& part) {
   const Config& config = part.swarm.config;
-  if (config.number("host_kv") == 0 || config.text(kFidelityField) != "label") return;
+  if (config.number("host_kv") == 0) return;
   Draw draw = part.draw.stream("sglang storage");
   const bool draws = draw.chance(1, 2) && !part.swarm.scheduled;
   part.fields.optional("disk", draws ? 1 : 0);
@@ -68,7 +68,9 @@ void rate(SwarmDraw& part) {
     part.swarm.copies = static_cast<int>(part.draw.stream("sglang copies").between(1, 12));
   part.swarm.has_disk = part.swarm.prefetches =
       part.swarm.copies != 0 && has_disk(part.swarm.config);
-  if (part.swarm.has_disk) part.swarm.copies += 6;
+  if (!part.swarm.has_disk) return;
+  part.swarm.copies += 6;
+  part.swarm.flush = std::max(part.swarm.flush, 2);  // what the disk alone has is asked for
 }
 
 /// Draws SGLang's scheduler and the field room= that it asks with; neither for a child, which need

@@ -116,8 +116,7 @@ void StorageTier::begin_state() {
   reading_ = Read{.of_state = true, .tokens = 0, .slots = {}};
   const auto stored = stored_states_.find(now.keys[now.state_at - 1]);
   if (stored == stored_states_.end()) LOCKSTEP_MARK("prefetch.no_state");
-  if (stored != stored_states_.end())
-    reading_->slots.states.push_back({stored->second, now.state});
+  if (stored != stored_states_.end()) reading_->slots.states.push_back({stored->second, now.state});
   layers_.queue_copy(reading_->slots);
 }
 

@@ -46,7 +46,7 @@ struct Prefetch {
   bool taken = false;          ///< the slots below are taken, and it goes to the reader
   KvRuns kv;
   StateSlot state;
-  std::uint32_t completed = 0;  ///< tokens that have come, as the scheduler knows
+  std::uint32_t completed = 0;                   ///< tokens that have come, as the scheduler knows
   bool state_ended = false, state_came = false;  ///< likewise
   bool stopped = false;
 };
@@ -62,16 +62,17 @@ struct PrefetchNews {
 
 class StorageTier {
  public:
+  /// A write that finds no room stores nothing.
+  struct Room {
+    std::int64_t kv, states;
+  };
   /// Slots from these numbers on are its own.
-  StorageTier(std::uint32_t first_kv, std::uint32_t first_state, LayerState& layers,
+  StorageTier(std::uint32_t first_kv, std::uint32_t first_state, Room room, LayerState& layers,
               const SglangRules& rules)
-      : kv_(first_kv, kKvTokens, 1, layers),
-        states_(first_state, kStates, layers),
+      : kv_(first_kv, room.kv, 1, layers),
+        states_(first_state, room.states, layers),
         layers_(layers),
         rules_(rules) {}
-
-  // More than any trace fills; what finds no room is not written.
-  static constexpr std::int64_t kKvTokens = std::int64_t{1} << 24, kStates = std::int64_t{1} << 20;
 
   /// The keys of path[begin, end), where a node or a prefetch begins at `begin`.
   std::vector<PageKey> keys_of(const Tokens& path, std::uint32_t begin, std::uint32_t end,

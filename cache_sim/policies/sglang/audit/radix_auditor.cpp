@@ -711,8 +711,7 @@ void RadixAuditor::check_totals() {
   const auto held =  // by a request that was passed over; its law is that of the copy
       std::count_if(policy_.waiting().begin(), policy_.waiting().end(),
                     [](const auto& entry) { return entry.second.slot.exists(); });
-  if (owned_states_ + held + policy_.state_pool().free_count() !=
-      policy_.state_pool().slot_count())
+  if (owned_states_ + held + policy_.state_pool().free_count() != policy_.state_pool().slot_count())
     find_unconserved("state", state_owner_, 1, owned_states_, policy_.state_pool().free_count(),
                      [&](std::uint32_t slot) {
                        return slot >= policy_.state_pool().first_unused() ||

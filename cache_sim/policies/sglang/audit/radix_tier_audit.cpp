@@ -1,7 +1,7 @@
 // The auditor's checks of the host tier, from nothing after every operation: laws L1, L3, L6 and L7
-// of reference/caches/sglang.md, 1.13, with what a storage behind it holds there, 1.14. That nothing
-// is read before its copy has landed (L2) and that sources stay as they are (L3) is seen by the
-// labels themselves; that the storage gives what it was asked for (L5), when it is on the host.
+// of reference/caches/sglang.md, 1.13, with what a storage behind it holds there, 1.14. That
+// nothing is read before its copy has landed (L2) and that sources stay as they are (L3) is seen by
+// the labels themselves; that the storage gives what it was asked for (L5), when it is on the host.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -122,7 +122,8 @@ void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
   const bool existed = reply.get(ReplyField::exist) != 0;
   switch (operation.verb) {
     case Verb::admit:
-      if (policy_.host() != nullptr && policy_.host()->storage) return note_waiting(operation, reply);
+      if (policy_.host() != nullptr && policy_.host()->storage)
+        return note_waiting(operation, reply);
       // A refused admission has matched, unless the refusal was for want of a row. Tokens of a
       // transfer are no part of the match.
       if (reply.refused == Refusal::no_row || reply.refused == Refusal::too_long) return;
