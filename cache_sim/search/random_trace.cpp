@@ -543,6 +543,43 @@ void RandomTrace::ask_again() {
     if (draw_.chance(7, 8)) asking_.push_back(next);
 }
 
+/// Stores two prefixes of a prompt, which asks while it has the longer one; then that one goes from
+/// all tiers but the disk, and when it has asked again, the shorter one goes from the device.
+void RandomTrace::shrink_while_waiting() {
+  Operation admit{.verb = Verb::admit};
+  admit.id = fresh_name("r");
+  admit.tokens = some_tokens();
+  if (admit.tokens.size() < 3) return;
+  const std::int64_t longer = draw_.between(2, admit.tokens.size() - 1);
+  std::vector<Operation> order;
+  for (const std::int64_t size : {draw_.between(1, longer - 1), longer}) {
+    Operation next{.verb = Verb::alloc};
+    next.as = fresh_name("s");
+    order.push_back(next);
+    next.slot = std::exchange(next.as, Name());
+    next.tokens = admit.tokens.prefix(static_cast<std::uint32_t>(size));
+    for (const Verb verb : {Verb::advance, Verb::insert}) {
+      next.verb = verb;
+      order.push_back(next);
+    }
+  }
+  for (const char* const tier : {"host", "disk"}) {
+    Operation land{.verb = Verb::land};
+    land.tier = Name::intern(tier);
+    order.insert(order.end(), {land, land, Operation{.verb = Verb::settle}});
+  }
+  order.insert(order.end(), {admit, Operation{.verb = Verb::settle}});
+  Operation evict{.verb = Verb::evict};
+  evict.kv = 1;
+  order.push_back(evict);
+  evict.tier = Name::intern("host");
+  order.insert(order.end(), {evict, admit});
+  evict.tier = Name();
+  order.insert(order.end(), {evict, admit});
+  asking_.assign(order.rbegin(), order.rend());
+  refused_ = admit;
+}
+
 /// Lands or settles copies between tiers, or evicts from the host.
 Operation RandomTrace::random_copy_operation() {
   if (swarm_.has_disk && draw_.chance(1, 2)) return random_disk_operation();
@@ -564,10 +601,17 @@ Operation RandomTrace::next() {
   may_be_bad_ = false;
   if (refused_ && model_.find_request(refused_->id) != nullptr) refused_.reset();
   if (refused_ && asking_.empty() && draw_.chance(1, 4)) ask_again();
-  if (!asking_.empty()) {
-    Operation next = asking_.back();
+  if (swarm_.prefetches && swarm_.tree != 0 && asking_.empty() && draw_.chance(1, 60))
+    shrink_while_waiting();
+  while (!asking_.empty()) {
+    Operation next = std::move(asking_.back());
     asking_.pop_back();
-    return next;
+    const auto& slots = model_.slots();
+    const bool has_slot = !next.slot.exists() ||
+                          std::any_of(slots.begin(), slots.end(),
+                                      [&](const auto& slot) { return slot.name == next.slot; });
+    const bool is_admitted = next.verb == Verb::admit && model_.find_request(next.id) != nullptr;
+    if (has_slot && !is_admitted) return next;
   }
   while (!together_.empty()) {
     const Name id = together_.back();

@@ -463,7 +463,7 @@ const BrokenRule<Rules> kBroken[] = {
      "a request that is passed over for a new look-up keeps the copy of its first match, and goes "
      "on with it where its next match has none on the device (SGLang 0.5.23, "
      "reports/found/sglang_passed_over.md)",
-     &Rules::passing_over_drops_copy, false, kDisk},
+     &Rules::passing_over_drops_copy, false, "disk=1,host_kv=40,host_states=6"},
 };
 
 }  // namespace
