@@ -46,7 +46,7 @@ void StorageTier::write(StorageWrite write, const KvRuns& kv, StateSlot state) {
   writes.push_back(std::move(write));
 }
 
-/// What is stored already stays; one that fails has stored nothing.
+/// Pages that are stored already stay; a write that fails has stored nothing.
 bool StorageTier::end_write(bool fails) {
   const auto write = std::find_if(writes.begin(), writes.end(),
                                   [](const StorageWrite& queued) { return !queued.ended; });
