@@ -61,7 +61,7 @@ if "--repaired" in sys.argv:
 tree.evict(EvictParams(num_tokens=20))
 others = slots.alloc(slots.available_size())
 state[others] = 777  # their states
-slots.free(others[:1])  # one of them ends
+slots.free(others[:2])  # two of them end
 
 # --- Its next turn: match, load, forward ----------------------------------------------------------
 req.init_next_round_input(tree)
