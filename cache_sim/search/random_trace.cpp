@@ -531,7 +531,8 @@ void RandomTrace::ask_again() {
   asking_.front().async = draw_.chance(1, 4);
   if (draw_.chance(1, 3)) {  // its prefix leaves the device meanwhile, and perhaps the host
     Operation evict{.verb = Verb::evict};
-    evict.kv = draw_.chance(1, 2) ? 4 * swarm_.longest : draw_.between(1, swarm_.longest);
+    evict.kv =
+        draw_.chance(1, 2) ? std::int64_t{4} * swarm_.longest : draw_.between(1, swarm_.longest);
     evict.tier = Name::intern("host");
     if (draw_.chance(1, 2)) asking_.push_back(evict);
     evict.tier = Name();

@@ -100,7 +100,7 @@ void StorageTier::begin_kv() {
     news.push_back({.prefetch = to_read.front(), .tokens = 0});
     return go_on();
   }
-  reading_.emplace();
+  reading_ = Read{.slots = {}};
   while (reading_->tokens < now.size) {
     const auto page = pages_.find(now.keys[reading_->tokens]);
     if (page == pages_.end()) break;
