@@ -46,6 +46,8 @@ Operation RandomTrace::admission() {
   if (swarm_.sent > 0 && draw_.chance(static_cast<std::uint64_t>(swarm_.sent), 10))
     admit.external = draw_.between(0, admit.tokens.size());
   if (sometimes(swarm_.keyed)) draw_keys(admit);
+  // Another request of the name leaves.
+  if (swarm_.prefetches && refused_ && draw_.chance(1, 10)) admit.id = refused_->id;
   if (swarm_.has_disk) refused_ = admit;
   return admit;
 }
@@ -519,7 +521,64 @@ void RandomTrace::ask_again() {
   Operation land{.verb = Verb::land};
   land.from = Name::intern("disk");
   land.tier = Name::intern("host");
-  asking_ = {*refused_, land, Operation{.verb = Verb::step}};
+  if (!swarm_.prefetches) {
+    asking_ = {*refused_, land, Operation{.verb = Verb::step}};
+    return;
+  }
+  // The last one comes first. Some of them are left out, or the deadline passes.
+  const Operation settle{.verb = Verb::settle};
+  asking_ = {*refused_};
+  asking_.front().async = draw_.chance(1, 4);
+  if (draw_.chance(1, 3)) {  // its prefix leaves the device meanwhile, and perhaps the host
+    Operation evict{.verb = Verb::evict};
+    evict.kv =
+        draw_.chance(1, 2) ? std::int64_t{4} * swarm_.longest : draw_.between(1, swarm_.longest);
+    evict.tier = Name::intern("host");
+    if (draw_.chance(1, 2)) asking_.push_back(evict);
+    evict.tier = Name();
+    asking_.push_back(evict);
+    asking_.push_back(settle);
+    return;
+  }
+  for (const Operation& next : {settle, land, land, settle})
+    if (draw_.chance(7, 8)) asking_.push_back(next);
+}
+
+/// Stores two prefixes of a prompt, which asks while it has the longer one; then that one goes from
+/// all tiers but the disk, and when it has asked again, the shorter one goes from the device.
+void RandomTrace::shrink_while_waiting() {
+  Operation admit{.verb = Verb::admit};
+  admit.id = fresh_name("r");
+  admit.tokens = some_tokens();
+  if (admit.tokens.size() < 3) return;
+  const std::int64_t longer = draw_.between(2, admit.tokens.size() - 1);
+  std::vector<Operation> order;
+  for (const std::int64_t size : {draw_.between(1, longer - 1), longer}) {
+    Operation next{.verb = Verb::alloc};
+    next.as = fresh_name("s");
+    order.push_back(next);
+    next.slot = std::exchange(next.as, Name());
+    next.tokens = admit.tokens.prefix(static_cast<std::uint32_t>(size));
+    for (const Verb verb : {Verb::advance, Verb::insert}) {
+      next.verb = verb;
+      order.push_back(next);
+    }
+  }
+  for (const char* const tier : {"host", "disk"}) {
+    Operation land{.verb = Verb::land};
+    land.tier = Name::intern(tier);
+    order.insert(order.end(), {land, land, Operation{.verb = Verb::settle}});
+  }
+  order.insert(order.end(), {admit, Operation{.verb = Verb::settle}});
+  Operation evict{.verb = Verb::evict};
+  evict.kv = 1;
+  order.push_back(evict);
+  evict.tier = Name::intern("host");
+  order.insert(order.end(), {evict, admit});
+  evict.tier = Name();
+  order.insert(order.end(), {evict, admit});
+  asking_.assign(order.rbegin(), order.rend());
+  refused_ = admit;
 }
 
 /// Lands or settles copies between tiers, or evicts from the host.
@@ -543,10 +602,17 @@ Operation RandomTrace::next() {
   may_be_bad_ = false;
   if (refused_ && model_.find_request(refused_->id) != nullptr) refused_.reset();
   if (refused_ && asking_.empty() && draw_.chance(1, 4)) ask_again();
-  if (!asking_.empty()) {
-    Operation next = asking_.back();
+  if (swarm_.prefetches && swarm_.tree != 0 && asking_.empty() && draw_.chance(1, 60))
+    shrink_while_waiting();
+  while (!asking_.empty()) {
+    Operation next = std::move(asking_.back());
     asking_.pop_back();
-    return next;
+    const auto& slots = model_.slots();
+    const bool has_slot = !next.slot.exists() ||
+                          std::any_of(slots.begin(), slots.end(),
+                                      [&](const auto& slot) { return slot.name == next.slot; });
+    const bool is_admitted = next.verb == Verb::admit && model_.find_request(next.id) != nullptr;
+    if (has_slot && !is_admitted) return next;
   }
   while (!together_.empty()) {
     const Name id = together_.back();

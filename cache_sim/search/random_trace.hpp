@@ -40,6 +40,7 @@ class RandomTrace {
   Operation random_slot_operation();
   Operation random_copy_operation();
   Operation random_disk_operation();
+  void shrink_while_waiting();
   void ask_again();
   Operation admission();
   void draw_keys(Operation& admit);

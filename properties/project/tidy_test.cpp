@@ -117,7 +117,7 @@ const std::vector<Folder>& folders() {
         {"policies/vllm/tiers"},
         {"numbers/torch", "policies/sglang", "policies/ideal", "policies/vllm", "policies/marconi",
          "policies/edge_llm", "policies/static_kv"},
-        {"server/sglang", "server/vllm", "policies/vllm/audit"},
+        {"server/sglang", "server/vllm", "policies/sglang/audit", "policies/vllm/audit"},
         {"replay", "search"},
         {"compare"},
         {"report"},

@@ -8,6 +8,7 @@
 
 #include "reference/base/counted.hpp"
 #include "reference/base/require.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::reference {
 namespace {
@@ -29,6 +30,7 @@ SglangPrefixMap::Options map_options(const Config& config, const SglangOracle::V
           .host_states = config.number("host_states"),
           .inserts = write == "write_through_selective" ? 2 : 1,
           .backs_up_late = write == "write_back",
+          .has_storage = variant.has_states && has_disk(config),
           .rules = variant.rules};
 }
 
@@ -77,6 +79,9 @@ Result<Reply> SglangOracle::apply(const Operation& operation) {
       return fail(fmt::format("{}: this cache has no slot cache", to_string(operation.verb)));
     case Verb::evict: return evict(operation);
     case Verb::flush: return flush();
+    case Verb::fail:
+      if (!cached_.has_storage()) break;
+      [[fallthrough]];
     case Verb::land: return land(operation);
     case Verb::settle: return settle();
     case Verb::check: return check();
@@ -156,8 +161,11 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   if (size == 0) return fail(fmt::format("request {} has no tokens", name));
   if (prompt > size) return fail(fmt::format("request {} has fewer tokens than its prompt", name));
   if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
+  Waiting* const waiting = cached_.has_storage() ? &waiting_for(operation) : nullptr;
   if (static_cast<std::int64_t>(requests_.size()) >= config_.rows())
     return Reply::refusal(Refusal::no_row);
+  if (waiting != nullptr && !fetch_is_over(*waiting, operation.async))
+    return Reply::refusal(Refusal::same_step);
 
   Request request;
   request.known = prefix_of(operation);
@@ -183,6 +191,8 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
     request.live = take_slot(unreported);
     if (!request.live.exists()) return refuse(Refusal::no_state_slot);
   }
+  if (waiting != nullptr && has_lost_match(*waiting, told, operation))
+    return refuse(Refusal::same_step);
   // Unlocked KV is counted only where the count decides, because a burst of requests asks often.
   const std::int64_t room = or_else(operation.room, 0);
   const std::int64_t lacking = size - cached + room - kv_free();
@@ -210,6 +220,7 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   request.awaits = cached_.newest_load();
   if (there > cached) cached_.land_loads(request.awaits);  // the transfer writes over the state
   requests_.emplace(name, std::move(request));
+  waiting_.erase(name);
 
   Reply reply = evicted_reply(evicted).set(ReplyField::cached, there);
   if (has_states_) reply.set(ReplyField::state, there).set(ReplyField::conv, there);

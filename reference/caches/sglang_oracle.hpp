@@ -151,6 +151,31 @@ class SglangOracle : public Subject {
   Reply flush();
   Result<Reply> land(const Operation& operation);
   Result<Reply> settle();
+
+  // The storage [1.14].
+  /// A request that asks again until it is admitted.
+  struct Waiting {
+    std::string asked;                 ///< its first line
+    std::int64_t fetch = 0;            ///< number of its fetch in flight; 0: none
+    std::set<std::int64_t> fetches{};  ///< it and those before it
+    std::int64_t matched = 0;          ///< told tokens of the match before its last fetch
+    std::int64_t repeats = 0;
+    bool waits = false, is_late = false;
+  };
+  Waiting& waiting_for(const Operation& operation);
+  SglangFetch* fetch_of(const Waiting& waiting);
+  void look_up(Waiting& waiting, const Operation& operation);
+  bool fetch_is_over(Waiting& waiting, bool late);
+  void give_up(Waiting& waiting);
+  void finish_fetch(Waiting& waiting);
+  bool has_lost_match(Waiting& waiting, std::int64_t told, const Operation& operation);
+  void make_room_for(std::int64_t number);
+  void hear(const SglangStorage::News& news);
+  std::int64_t settle_all();
+  bool end_write(bool fails);
+  Result<Reply> end_storage_copy(const Operation& operation);
+  void drain();
+
   std::optional<Refusal> load(Request& request, Prefix& best, std::int64_t more, bool& loaded);
   Result<Reply> make_room(const Operation& operation);
   Reply check() const;
@@ -180,6 +205,9 @@ class SglangOracle : public Subject {
   std::map<std::string, Request> requests_;
   std::map<std::string, Held> held_;     ///< state slots that tree verbs named
   std::map<std::string, Prefix> locks_;  ///< locks that tree verbs named
+  std::map<std::string, Waiting> waiting_;
+  SglangStorage storage_;
+  std::int64_t fetches_ = 0;  ///< so far
 };
 
 }  // namespace lockstep::reference

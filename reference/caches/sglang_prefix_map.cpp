@@ -232,10 +232,13 @@ void SglangPrefixMap::free_state(Record& record, Evicted& evicted) {
 
 /// Its prefixes stay, even one that is now a tombstone without extensions; older versions drop that
 /// one as well.
-void SglangPrefixMap::drop(Entry leaf, Evicted& evicted) {
+bool SglangPrefixMap::drop(Entry leaf, Evicted& evicted) {
   if (options_.backs_up_late && !leaf->second.on_host) save(leaf);
-  if (leaf->second.on_host) return demote(leaf, evicted);
-  if (has_host()) drop_extensions(leaf->first);
+  if (leaf->second.on_host) {
+    demote(leaf, evicted);
+    return true;
+  }
+  if (has_host() && !drop_extensions(leaf->first)) return false;
   const std::int64_t tokens = edge_size(leaf);
   const std::vector<Entry> path = path_of(leaf->first);
   kv_ -= tokens;
@@ -243,25 +246,27 @@ void SglangPrefixMap::drop(Entry leaf, Evicted& evicted) {
   free_state(leaf->second, evicted);
   if (leaf->second.host_state) --host_states_;
   records_.erase(leaf);
-  if (!options_.rules.bare_parents_go || path.size() < 2) return;
+  if (!options_.rules.bare_parents_go || path.size() < 2) return true;
   const Entry parent = path[path.size() - 2];
   if (is_leaf(parent) && !parent->second.state.exists()) drop(parent, evicted);
+  return true;
 }
 
-SglangPrefixMap::Entry SglangPrefixMap::oldest_leaf() {
+SglangPrefixMap::Entry SglangPrefixMap::oldest_leaf(const std::set<Prefix>& but) {
   Entry oldest = records_.end();
   for (Entry entry = records_.begin(); entry != records_.end(); ++entry) {
     const bool older =
         oldest == records_.end() || entry->second.last_access < oldest->second.last_access;
-    if (older && is_leaf(entry)) oldest = entry;
+    if (older && is_leaf(entry) && !but.contains(entry->first)) oldest = entry;
   }
   return oldest;
 }
 
-SglangPrefixMap::Entry SglangPrefixMap::oldest_unlocked_state() {
+SglangPrefixMap::Entry SglangPrefixMap::oldest_unlocked_state(const std::set<Prefix>& but) {
   Entry oldest = records_.end();
   for (Entry entry = records_.begin(); entry != records_.end(); ++entry) {
     if (!entry->second.state.exists() || entry->second.state_lock > 0) continue;
+    if (but.contains(entry->first)) continue;
     if (oldest == records_.end() || entry->second.state_use < oldest->second.state_use)
       oldest = entry;
   }
@@ -270,16 +275,18 @@ SglangPrefixMap::Entry SglangPrefixMap::oldest_unlocked_state() {
 
 SglangPrefixMap::Evicted SglangPrefixMap::evict(std::int64_t kv, std::int64_t states) {
   Evicted evicted;
+  std::set<Prefix> stay;
   while (evicted.kv < kv) {  // FULL: leaves, by access
-    const Entry leaf = oldest_leaf();
+    const Entry leaf = oldest_leaf(stay);
     if (leaf == records_.end()) break;
-    drop(leaf, evicted);
+    if (!drop(leaf, evicted)) stay.insert(leaf->first);
   }
+  stay.clear();
   while (evicted.states < states) {  // MAMBA: states, by use
-    const Entry victim = oldest_unlocked_state();
+    const Entry victim = oldest_unlocked_state(stay);
     if (victim == records_.end()) break;
     if (is_leaf(victim)) {
-      drop(victim, evicted);
+      if (!drop(victim, evicted)) stay.insert(victim->first);
     } else {
       if (options_.backs_up_late) save_state(victim);
       free_state(victim->second, evicted);  // a tombstone remains

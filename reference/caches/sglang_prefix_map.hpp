@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -55,6 +57,7 @@ class SglangPrefixMap {
     std::int64_t host_states = 0;
     std::int64_t inserts = 1;    ///< over a prefix, the last of which backs it up
     bool backs_up_late = false;  ///< not for an insert, but when it leaves the device
+    bool has_storage = false;    ///< behind the host [1.14]
     Rules rules{};
   };
   /// Evicted states go to the end of `free_slots`; whoever inserts took a slot from its front.
@@ -108,6 +111,29 @@ class SglangPrefixMap {
   void land_loads(std::int64_t number);  ///< up to that one
   std::int64_t newest_load() const { return loads_.empty() ? 0 : loads_.back().number; }
   std::int64_t settle();
+  bool has_copies() const { return !backups_.empty() || !loads_.empty() || !writes_.empty(); }
+
+  // The storage [1.14].
+  /// A write of a prefix's edge, which begins after `begin` tokens. It holds a lock on the host.
+  struct Write {
+    Prefix end;
+    std::int64_t begin;
+    bool with_state;
+    bool ended = false;
+  };
+  bool has_storage() const { return options_.has_storage; }
+  bool is_on_host(const Prefix& end) const { return records_.at(end).on_host; }
+  const Write* end_write();  ///< the oldest one that has not ended; null: there is none
+  std::int64_t ended_writes() const;
+  void settle_write();  ///< the oldest one, which has ended
+  /// Takes so many slots of the host for what is no prefix's, or gives them back.
+  void take_on_host(std::int64_t kv, std::int64_t states) {
+    host_kv_ += kv;
+    host_states_ += states;
+  }
+  /// Gives `end` and its prefixes beyond the anchor KV on the host, and `end` a state there, in
+  /// slots that were taken before. What is not used is free again.
+  void insert_from_storage(const Prefix& anchor, const Prefix& end);
 
   Prefix whole_pages(const Prefix& key) const {
     return key.first(key.size() / options_.page * options_.page);
@@ -166,14 +192,14 @@ class SglangPrefixMap {
   void use_states(const std::vector<Entry>& path);
   void cap_states(const Prefix& tail);
   void free_state(Record& record, Evicted& evicted);
-  void drop(Entry leaf, Evicted& evicted);
+  bool drop(Entry leaf, Evicted& evicted);  ///< false: it has to stay
   Inserted insert_and_back_up(const Prefix& key, StateSlot state, std::int64_t prev,
                               std::int64_t before);
   void count_insert(Entry entry);
   void back_up(const Prefix& end);
   void save(Entry entry);
   void save_state(Entry entry);
-  void drop_extensions(const Prefix& end);
+  bool drop_extensions(const Prefix& end);
   void note_both_tiers(Record& record);
   void reclaim(std::int64_t kv, Evicted& evicted);
   bool queue_backup(Entry entry);
@@ -182,8 +208,10 @@ class SglangPrefixMap {
   bool is_host_leaf(Entry entry);
   void drop_from_host(Entry leaf, Evicted& evicted);
   static bool land(std::deque<Copy>& copies);
-  Entry oldest_leaf();
-  Entry oldest_unlocked_state();
+  void write_to_storage(Entry entry);
+  static bool is_host_locked(Entry entry);
+  Entry oldest_leaf(const std::set<Prefix>& but);
+  Entry oldest_unlocked_state(const std::set<Prefix>& but);
 
   Options options_;
   std::deque<StateSlot>& free_slots_;
@@ -195,6 +223,70 @@ class SglangPrefixMap {
   std::int64_t host_states_ = 0;
   std::int64_t copies_ = 0;
   std::deque<Copy> backups_, loads_;
+  std::deque<Write> writes_;
+};
+
+// The storage behind the host [1.14]: a set of prefixes, the reader that brings them to the host,
+// and the news that the scheduler hears. Only lengths move here: that each prefix's KV and state
+// are its own is by definition.
+
+/// A prefetch: tokens of `whole` beyond its anchor, which is a stored prefix or empty.
+struct SglangFetch {
+  Prefix anchor;
+  std::int64_t host_begin = 0;  ///< where the anchor's locked edge begins
+  Prefix whole;
+  std::int64_t asked = 0;    ///< tokens that count for the quota
+  std::int64_t length = 0;   ///< tokens beyond the anchor that are stored, later those with room
+  bool has_room = false;     ///< slots of the host are taken for them and a state
+  std::int64_t arrived = 0;  ///< of these tokens, as the scheduler has heard
+  bool state_over = false, state_arrived = false;
+  bool is_stopped = false;
+
+  Prefix end() const { return whole.first(anchor.size() + length); }
+};
+
+class SglangStorage {
+ public:
+  struct News {
+    std::int64_t fetch;
+    std::optional<std::int64_t> arrived;
+    std::optional<bool> state;
+    bool over = false;
+  };
+
+  /// Tokens of `whole` beyond the first `from` that are stored without a gap, up to the last one at
+  /// which there is a state.
+  std::int64_t longest(const Prefix& whole, std::int64_t from) const;
+  /// Stores the KV of the tokens of `end` beyond `begin`, and perhaps its state.
+  void put(const Prefix& end, std::int64_t begin, bool with_state);
+  void clear();
+
+  void read(std::int64_t fetch);
+  bool end_read(bool fails);
+
+  std::map<std::int64_t, SglangFetch> fetches;  ///< by number
+  std::deque<std::int64_t> looked_up;           ///< fetches of which the scheduler has not heard
+  std::deque<News> news;
+  std::deque<std::int64_t> kv_back, states_back;  ///< slots of the host that will be free
+  std::int64_t occupied = 0;
+  bool is_quiet() const {
+    return looked_up.empty() && news.empty() && line_.empty() && kv_back.empty() &&
+           states_back.empty();
+  }
+
+ private:
+  /// A read in flight, with the tokens or states that it has found when it began.
+  struct Reading {
+    bool of_state;
+    std::int64_t found;
+  };
+  void go_on();
+  void read_state();
+  void over();
+
+  std::set<Prefix> pages_, states_;
+  std::deque<std::int64_t> line_;
+  std::optional<Reading> reading_;
 };
 
 }  // namespace lockstep::reference

@@ -2,6 +2,7 @@
 #include "cache_sim/policies/sglang/host_tier.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "cache_sim/policies/sglang/radix_tree.hpp"
 #include "reference/base/mark.hpp"
@@ -133,10 +134,10 @@ void RadixTree::write_back_state(NodeIndex index) {
   write_back(index);
 }
 
-/// The nodes below one that leaves the tree; the host alone has them.
-void RadixTree::drop_extensions(NodeIndex index) {
-  if (host_->nodes[index.value].children == 0) return;
-  LOCKSTEP_MARK("evict.drops_extensions");
+/// The nodes below one that leaves the tree; the host alone has them. False, and nothing happens,
+/// where the storage is being written from one of them, or a prefetch begins there.
+bool RadixTree::drop_extensions(NodeIndex index) {
+  if (host_->nodes[index.value].children == 0) return true;
   std::vector<NodeIndex> below;
   for (std::uint32_t i = 1; i < nodes_.size(); ++i) {
     if (!nodes_[i].alive) continue;
@@ -144,6 +145,13 @@ void RadixTree::drop_extensions(NodeIndex index) {
     while (at.exists() && at != kRoot && at != index) at = node(at).parent;
     if (at == index) below.push_back({i});
   }
+  for (const NodeIndex extension : below) {
+    const HostNode& copy = host_->nodes[extension.value];
+    if (copy.kv_lock == 0 && copy.state_lock == 0) continue;
+    LOCKSTEP_MARK("evict.spares_locked_extensions");
+    return false;
+  }
+  LOCKSTEP_MARK("evict.drops_extensions");
   std::sort(below.begin(), below.end(),
             [&](NodeIndex a, NodeIndex b) { return node(a).depth() > node(b).depth(); });
   Evicted unreported;
@@ -151,6 +159,7 @@ void RadixTree::drop_extensions(NodeIndex index) {
     if (!rules_.dropped_extensions_free_host) host_->nodes[extension.value].kv.clear();
     drop_host_leaf(extension, unreported);
   }
+  return true;
 }
 
 /// A node that leaves the tree takes its place on the host along.
@@ -268,8 +277,9 @@ NodeIndex RadixTree::next_host_state() const {
   if (!rules_.host_evicts_listed_alone)
     for (std::uint32_t i = 1; i < nodes_.size(); ++i)
       if (host_->nodes[i].state.exists() && host_->nodes[i].state_use == 0) return {i};
-  const auto& listed = host_->listed_states;
-  return listed.empty() ? NodeIndex::none() : listed.begin()->second;
+  for (const auto& [use, index] : host_->listed_states)
+    if (host_->nodes[index.value].state_lock == 0) return index;
+  return NodeIndex::none();
 }
 
 /// write_back: enters a node whose KV is on both tiers, without a copy in flight, as the newest;
@@ -357,8 +367,7 @@ void RadixTree::put_on_device(NodeIndex index, KvRuns kv) {
 std::uint32_t RadixTree::lock_host(NodeIndex index) {
   HostNode& copy = host_->nodes[index.value];
   ++copy.kv_lock;
-  ++copy.state_lock;
-  unlist_host_state(index);
+  if (copy.state_lock++ == 0) unlist_host_state(index);
   list_host_leaf(index);
   return node(index).start;
 }
@@ -367,7 +376,7 @@ std::uint32_t RadixTree::lock_host(NodeIndex index) {
 void RadixTree::unlock_host(NodeIndex index, std::uint32_t begin) {
   HostNode& copy = host_->nodes[index.value];
   --copy.state_lock;
-  list_host_state(index);
+  if (copy.state_use == 0) list_host_state(index);
   for (NodeIndex at = index;; at = node(at).parent) {
     require(host_->nodes[at.value].kv_lock != 0, "a host lock is taken back once");
     --host_->nodes[at.value].kv_lock;
@@ -444,6 +453,7 @@ void RadixTree::queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_s
   load.slots.kv_targets = kv;
   RadixNode& loaded = nodes_[best.value];
   loaded.state = states_.allocate();
+  unlist_host_state(best);
   lru_push_newest(best);
   ++sizes_.protected_states;  // the load holds a lock
   touch(best, false);
@@ -478,14 +488,101 @@ std::int64_t RadixTree::settle_backups() {
   for (auto& backups = host_->backups; !backups.empty() && backups.front().landed; ++settled) {
     const CopyInFlight backup = std::move(backups.front());
     backups.pop_front();
+    std::vector<NodeIndex> saved;
     for (NodeIndex at = backup.node; host_->nodes[at.value].backup == backup.id;
          at = node(at).parent) {
       host_->nodes[at.value].backup = 0;
       list_twice(at);
+      saved.push_back(at);
     }
     if (rules_.backup_locks && !writes_back()) unlock(backup.node);
+    for (; host_->storage && !saved.empty(); saved.pop_back()) store(saved.back());
   }
   return settled;
+}
+
+// --- Storage -------------------------------------------------------------------------------------
+
+/// Queues the write of what the host has of the node. From there to its settlement it holds a lock
+/// on that copy.
+void RadixTree::store(NodeIndex index) {
+  if (!is_backed_up(index)) return;
+  const RadixNode& now = node(index);
+  const HostNode& copy = host_->nodes[index.value];
+  StorageTier& storage = *host_->storage;
+  storage.write({.node = index,
+                 .host_begin = lock_host(index),
+                 .keys = storage.keys_of(now.path, now.start, now.depth(), now.salt),
+                 .slots = {}},
+                copy.kv, copy.state);
+}
+
+/// Becomes the node used last, where it is a leaf of a tier.
+void RadixTree::renew(NodeIndex index) {
+  if (index == kRoot) return;
+  nodes_[index.value].last_access = tick();
+  unlist(index);
+  list_if_leaf(index);
+  list_host_leaf(index);
+  touch(index, false);
+}
+
+/// Puts below its anchor what a prefetch has brought. Nodes that the host has keep their KV; those
+/// that the device alone has get the new KV, but not under write_back. The state goes to the node
+/// at the end where the host has none for it.
+void RadixTree::insert_on_host(Prefetch& fetched) {
+  const std::uint32_t size = fetched.start + fetched.size;
+  std::uint32_t depth = fetched.start, known = 0;
+  NodeIndex at = fetched.anchor;
+  renew(at);
+  while (depth < size) {
+    std::uint32_t common = 0;
+    NodeIndex child = find_child(at, fetched.salt, fetched.path, depth, size - depth, common);
+    if (!child.exists()) break;
+    renew(child);
+    if (common < node(child).edge_size()) child = split(child, common);
+    const std::uint32_t first = std::exchange(depth, depth + common) - fetched.start;
+    if (is_backed_up(child) || writes_back()) {
+      known += common;
+    } else {
+      LOCKSTEP_MARK("prefetch.refills");
+      append_slice(host_->nodes[child.value].kv, fetched.kv, first, first + common);
+    }
+    at = child;
+  }
+  if (depth < size) {
+    LOCKSTEP_MARK("prefetch.new_node");
+    const NodeIndex parent = at;
+    at = new_node();
+    RadixNode& fresh = nodes_[at.value];
+    fresh.path = fetched.path.prefix(size);
+    fresh.start = depth;
+    fresh.parent = parent;
+    fresh.salt = fetched.salt;
+    add_child(at);
+    append_slice(host_->nodes[at.value].kv, fetched.kv, depth - fetched.start, fetched.size);
+    list_host_leaf(at);
+    list_host_leaf(parent);
+    touch(at, true);
+    touch(parent, false);
+  }
+  HostNode& end = host_->nodes[at.value];
+  if (!is_backed_up(at) || end.state.exists()) {
+    LOCKSTEP_MARK("prefetch.state_is_there");
+    host_->states.release(fetched.state);
+  } else {
+    end.state = fetched.state;
+    if (!node(at).state.exists()) {  // listed even while it is locked
+      end.state_use = ++host_->uses;
+      host_->listed_states.emplace(end.state_use, at);
+    }
+    touch(at, false);
+  }
+  KvRuns duplicates;
+  append_slice(duplicates, fetched.kv, 0, known);
+  if (rules_.prefetches_free_known_kv) host_->kv.release(duplicates);
+  fetched.kv.clear();
+  fetched.state = StateSlot::none();
 }
 
 }  // namespace lockstep::cache_sim

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "cache_sim/policies/pools.hpp"
 #include "cache_sim/policies/sglang/sglang_options.hpp"
+#include "cache_sim/policies/sglang/storage_tier.hpp"
 #include "reference/base/ids.hpp"
 #include "reference/protocol/subject.hpp"
 
@@ -62,6 +64,7 @@ struct HostTier {
   // write_back: nodes whose KV came to be on both tiers, the oldest first. One that left a tier
   // since stays until a walk comes by it.
   std::map<std::uint64_t, NodeIndex> listed_twice;
+  std::unique_ptr<StorageTier> storage;  ///< null: there is none
 
   /// Lands the oldest copy of the queue that has not; false where there is none.
   bool land(std::deque<CopyInFlight>& queue);

@@ -252,11 +252,12 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
   else if (found.end != kRoot)
     refresh_path(found.end);
   const std::uint32_t branch = found.full / options_.branch_grid * options_.branch_grid;
-  std::uint32_t prefix = found.prefix;  // and the KV of the host up to its state
+  found.told = found.prefix;
   if (found.on_host.exists())
     for (NodeIndex on = found.on_host; node(on).depth() > found.prefix; on = node(on).parent)
-      if (is_backed_up(on)) prefix += node(on).edge_size();
-  if (rules_.branches_at_prefix ? found.full > prefix : branch > prefix) found.branch = branch;
+      if (is_backed_up(on)) found.told += node(on).edge_size();
+  if (rules_.branches_at_prefix ? found.full > found.told : branch > found.told)
+    found.branch = branch;
   return found;
 }
 
@@ -526,11 +527,14 @@ void RadixTree::unlist(NodeIndex index) {
 }
 
 /// KV and state go, and the parent may have become a leaf; it stays even where it is a childless
-/// tombstone (older rules: it goes too, and so on upwards).
-void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
+/// tombstone (older rules: it goes too, and so on upwards). False where the leaf has to stay.
+bool RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
   if (writes_back() && !is_backed_up(index)) write_back(index);
-  if (host_ != nullptr && is_backed_up(index)) return demote(index, evicted);
-  if (host_ != nullptr) drop_extensions(index);
+  if (host_ != nullptr && is_backed_up(index)) {
+    demote(index, evicted);
+    return true;
+  }
+  if (host_ != nullptr && !drop_extensions(index)) return false;
   RadixNode& leaf = nodes_[index.value];
   evicted.kv += leaf.edge_size();
   auto& leaf_kv = leaf.full_lock != 0 ? sizes_.protected_kv : sizes_.evictable_kv;
@@ -560,12 +564,16 @@ void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
     drop_leaf(parent, evicted);
   else
     list_if_leaf(parent, neighbour.exists() ? neighbour : leaf_oldest_);
+  return true;
 }
 
 /// A leaf goes whole; an inner node, or a leaf whose KV is locked, becomes a tombstone.
 void RadixTree::evict_state(NodeIndex index, Evicted& evicted) {
   RadixNode& victim = nodes_[index.value];
-  if (is_leaf(victim) && rules_.evicts_leaves_whole) return drop_leaf(index, evicted);
+  if (is_leaf(victim) && rules_.evicts_leaves_whole) {
+    drop_leaf(index, evicted);
+    return;
+  }
   if (writes_back()) write_back_state(index);
   forget_state(index, evicted);
 }
@@ -585,7 +593,14 @@ void RadixTree::forget_state(NodeIndex index, Evicted& evicted) {
 
 template <class Done>
 void RadixTree::evict_leaves(Evicted& evicted, Done done) {
-  while (leaf_oldest_.exists() && !done()) drop_leaf(leaf_oldest_, evicted);
+  std::vector<NodeIndex> stay;
+  while (!done()) {
+    NodeIndex oldest = leaf_oldest_;
+    while (oldest.exists() && std::find(stay.begin(), stay.end(), oldest) != stay.end())
+      oldest = node(oldest).leaf_newer;
+    if (!oldest.exists()) return;
+    if (!drop_leaf(oldest, evicted)) stay.push_back(oldest);
+  }
 }
 
 template <class Done>

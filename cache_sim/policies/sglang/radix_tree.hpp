@@ -66,6 +66,7 @@ class RadixTree {
                                ///< (sglang.md, 1.2, 4)
     NodeIndex on_host;         ///< the deepest valid node, where its state is on the host alone
     std::uint32_t host_prefix = 0;  ///< its depth
+    std::uint32_t told = 0;  ///< `prefix`, and tokens between it and `on_host` with KV on the host
   };
   struct Inserted {
     bool exist = true;  ///< the end was there, with a state where the policy has them
@@ -131,6 +132,10 @@ class RadixTree {
   /// Leaves of the host, the oldest first, until so many tokens are free; then states.
   Evicted evict_host(std::int64_t kv_tokens, std::int64_t states);
   std::int64_t settle();
+  /// A prefetch anchors at a node that the host has; returns a receipt.
+  std::uint32_t lock_host(NodeIndex node);
+  void unlock_host(NodeIndex node, std::uint32_t begin);
+  void insert_on_host(Prefetch& fetched);
   bool writes_back() const { return host_ != nullptr && host_->policy == WritePolicy::back; }
   bool is_on_device(NodeIndex index) const { return index == kRoot || !node(index).kv.empty(); }
   bool is_backed_up(NodeIndex index) const { return !host_->nodes[index.value].kv.empty(); }
@@ -188,7 +193,7 @@ class RadixTree {
   void lru_push_newest(NodeIndex node);
   void list_if_leaf(NodeIndex node, NodeIndex near = NodeIndex::none());
   void unlist(NodeIndex node);
-  void drop_leaf(NodeIndex node, Evicted& evicted);
+  bool drop_leaf(NodeIndex node, Evicted& evicted);
   void evict_state(NodeIndex node, Evicted& evicted);
   void forget_state(NodeIndex node, Evicted& evicted);
   void count_insert(NodeIndex node);
@@ -197,7 +202,7 @@ class RadixTree {
   void write_back(NodeIndex node);
   void write_back_state(NodeIndex node);
   std::int64_t settle_backups();
-  void drop_extensions(NodeIndex node);
+  bool drop_extensions(NodeIndex node);
   void forget_host_copy(NodeIndex node);
   void list_twice(NodeIndex node);
   void reclaim_twice(std::int64_t kv_tokens, Evicted& evicted);
@@ -209,8 +214,8 @@ class RadixTree {
   NodeIndex next_host_state() const;
   void drop_host_leaf(NodeIndex node, Evicted& evicted);
   void put_on_device(NodeIndex node, KvRuns kv);
-  std::uint32_t lock_host(NodeIndex node);
-  void unlock_host(NodeIndex node, std::uint32_t begin);
+  void store(NodeIndex node);
+  void renew(NodeIndex node);
   void split_host_copy(NodeIndex upper, NodeIndex child, std::uint32_t length);
   std::uint32_t device_size(NodeIndex index) const {
     return is_on_device(index) ? node(index).edge_size() : 0;

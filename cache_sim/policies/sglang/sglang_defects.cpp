@@ -8,6 +8,8 @@ namespace {
 
 using Rules = SglangRules;
 
+constexpr std::string_view kDisk = "disk=1";
+
 const BrokenRule<Rules> kBroken[] = {
     // The tree.
     {"sglang-no-buffer:match-keeps-place", "a match does not make the state it used the newest one",
@@ -425,6 +427,43 @@ const BrokenRule<Rules> kBroken[] = {
      "under write_back a prefix whose KV another load brings is loaded for its state (SGLang "
      "#35931)",
      &Rules::loads_wait_for_loads, false},
+    // The storage behind it.
+    {"sglang-no-buffer:storage-keys-without-salt",
+     "the storage's keys leave the salt out, so prompts of two tenants share pages (SGLang #24638)",
+     &Rules::storage_keys_have_salts, false, kDisk},
+    {"sglang-no-buffer:storage-chains-restart",
+     "the storage's keys name the tokens of a node without those before it, as where a node's "
+     "parent has no hash",
+     &Rules::storage_chains_prefixes, false, kDisk},
+    {"sglang-no-buffer:storage-writes-never-end",
+     "the lock of a write to the storage is not given back when the write is settled",
+     &Rules::settled_writes_unlock, false, kDisk},
+    {"sglang-no-buffer:cut-prefetch-keeps-its-state",
+     "of a prefetch that the host has room for in part, the state is that of the whole",
+     &Rules::prefetch_state_follows_size, false, "disk=1,host_kv=8,host_states=3"},
+    {"sglang-no-buffer:short-prefetch-is-inserted",
+     "what a stopped or failed prefetch was to bring is put into the tree, whatever has come",
+     &Rules::short_prefetches_are_dropped, false, kDisk},
+    {"sglang-no-buffer:stopped-prefetch-frees-slots",
+     "slots of the host that the reader may still write are free as soon as nobody waits for them",
+     &Rules::stopped_prefetches_keep_slots, false, kDisk},
+    {"sglang-no-buffer:stopped-prefetch-loses-slots",
+     "what a stopped prefetch has not brought is not given back when the reader has ended",
+     &Rules::ended_prefetches_free_rest, false, kDisk},
+    {"sglang-no-buffer:reader-ignores-stops",
+     "the reader reads for requests that have left the server or were late",
+     &Rules::reader_minds_stops, false, kDisk},
+    {"sglang-no-buffer:prefetch-keeps-known-kv",
+     "KV that a prefetch brings and the host has already is not given back",
+     &Rules::prefetches_free_known_kv, false, kDisk},
+    {"sglang-no-buffer:prefetch-keeps-its-quota",
+     "a prefetch that has ended still counts, until no request is looked up any more",
+     &Rules::prefetches_return_quota, false, kDisk},
+    {"sglang-no-buffer:passed-over-keeps-copy",
+     "a request that is passed over for a new look-up keeps the copy of its first match, and goes "
+     "on with it where its next match has none on the device (SGLang 0.5.23, "
+     "reports/found/sglang_passed_over.md)",
+     &Rules::passing_over_drops_copy, false, "disk=1,host_kv=40,host_states=6"},
 };
 
 }  // namespace

@@ -3,14 +3,28 @@
 #include <algorithm>
 
 #include "reference/base/registry.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
+namespace {
+
+/// The one of `names` that the config gives the field, by its number.
+template <class Choice, std::size_t count>
+std::optional<Choice> choice(const Config& config, const char* field,
+                             const std::string_view (&names)[count]) {
+  const auto* const name = std::find(std::begin(names), std::end(names), config.text(field));
+  if (name == std::end(names)) return std::nullopt;
+  return static_cast<Choice>(name - std::begin(names));
+}
+
+}  // namespace
 
 std::optional<WritePolicy> write_policy_of(const Config& config) {
-  const auto* const name =
-      std::find(std::begin(kWritePolicies), std::end(kWritePolicies), config.text("write_policy"));
-  if (name == std::end(kWritePolicies)) return std::nullopt;
-  return static_cast<WritePolicy>(name - std::begin(kWritePolicies));
+  return choice<WritePolicy>(config, "write_policy", kWritePolicies);
+}
+
+std::optional<PrefetchPolicy> prefetch_policy_of(const Config& config) {
+  return choice<PrefetchPolicy>(config, "prefetch_policy", kPrefetchPolicies);
 }
 
 SglangOptions SglangOptions::of(const Config& config) {
@@ -22,7 +36,10 @@ SglangOptions SglangOptions::of(const Config& config) {
           .ring = config.number("replay_ring"),
           .host_kv = config.number("host_kv"),
           .host_states = config.number("host_states"),
-          .write_policy = write_policy_of(config).value_or(WritePolicy::through)};
+          .write_policy = write_policy_of(config).value_or(WritePolicy::through),
+          .disk = has_disk(config),
+          .prefetch_policy = prefetch_policy_of(config).value_or(PrefetchPolicy::timeout),
+          .prefetch_least = config.number("prefetch_least")};
 }
 
 namespace {
@@ -38,6 +55,10 @@ const Registration<ConfigOption> kPathCap{
     {.name = "path_cap", .otherwise = "-1", .number = {{-1, std::int64_t{1} << 30}}}};
 const Registration<ConfigOption> kWritePolicy{
     {.name = "write_policy", .otherwise = kWritePolicies[0]}};
+const Registration<ConfigOption> kPrefetchPolicy{
+    {.name = "prefetch_policy", .otherwise = kPrefetchPolicies[0]}};
+const Registration<ConfigOption> kPrefetchLeast{
+    {.name = "prefetch_least", .otherwise = "256", .number = {{1, std::int64_t{1} << 30}}}};
 const Registration<ConfigOption> kReplayRing{
     {.name = "replay_ring", .otherwise = "0", .number = {{0, 1024}}}};
 

@@ -19,6 +19,15 @@ inline constexpr std::string_view kWritePolicies[] = {"write_through", "write_th
 /// The field write_policy; nothing where it names none.
 std::optional<WritePolicy> write_policy_of(const Config& config);
 
+/// A request that asks again while its prefetch is in flight: waits until the deadline, stops it,
+/// or waits.
+enum class PrefetchPolicy : std::uint8_t { timeout, best_effort, wait_complete };
+/// Their names in a config, in that order.
+inline constexpr std::string_view kPrefetchPolicies[] = {"timeout", "best_effort", "wait_complete"};
+
+/// The field prefetch_policy; nothing where it names none.
+std::optional<PrefetchPolicy> prefetch_policy_of(const Config& config);
+
 struct SglangOptions {
   /// Tokens between checkpoints while decoding (extra buffer), or between flushes of the ring.
   std::int64_t track_interval;
@@ -30,6 +39,9 @@ struct SglangOptions {
   std::int64_t host_kv;   ///< KV tokens of the host tier; 0: there is no such tier
   std::int64_t host_states;
   WritePolicy write_policy;
+  bool disk;  ///< there is a storage behind the host
+  PrefetchPolicy prefetch_policy;
+  std::int64_t prefetch_least;  ///< tokens for which a prefetch is made
 
   static SglangOptions of(const Config& config);
 };

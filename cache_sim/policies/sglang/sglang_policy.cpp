@@ -7,10 +7,12 @@
 #include <limits>
 #include <numeric>
 
+#include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/policies/request_checks.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -24,13 +26,27 @@ RadixTree::Options tree_options(const Config& config) {
           .path_cap = SglangOptions::of(config).path_cap};
 }
 
-std::unique_ptr<HostTier> host_tier(const Config& config, bool has_states, LayerState& layers) {
+/// More than any trace fills. Slots that hold numbers cost memory from the start.
+StorageTier::Room storage_room(const Config& config) {
+  if (!has_disk(config)) return {0, 0};
+  if (config.text(kFidelityField) != "label") return {1 << 12, 1 << 7};
+  return {1 << 24, 1 << 20};
+}
+
+std::unique_ptr<HostTier> host_tier(const Config& config, const SglangRules& rules,
+                                    LayerState& layers) {
   const SglangOptions options = SglangOptions::of(config);
-  if (!has_states || options.host_kv == 0) return nullptr;
-  return std::make_unique<HostTier>(static_cast<std::uint32_t>(config.kv_tokens + config.page),
-                                    options.host_kv,
-                                    static_cast<std::uint32_t>(config.state_slots + 1),
-                                    options.host_states, options.write_policy, layers);
+  if (!rules.has_states || options.host_kv == 0) return nullptr;
+  const auto first_kv = static_cast<std::uint32_t>(config.kv_tokens + config.page);
+  const auto first_state = static_cast<std::uint32_t>(config.state_slots + 1);
+  auto host = std::make_unique<HostTier>(first_kv, options.host_kv, first_state,
+                                         options.host_states, options.write_policy, layers);
+  if (options.disk)
+    host->storage =
+        std::make_unique<StorageTier>(first_kv + static_cast<std::uint32_t>(options.host_kv),
+                                      first_state + static_cast<std::uint32_t>(options.host_states),
+                                      storage_room(config), layers, rules);
+  return host;
 }
 
 }  // namespace
@@ -45,7 +61,7 @@ SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangRules& var
       page_(static_cast<std::uint32_t>(config_.page)),
       kv_(config_.kv_tokens, page_, layers_),
       states_(has_states_ ? config_.state_slots : 0, layers_),
-      host_(host_tier(config_, has_states_, layers_)),
+      host_(host_tier(config_, rules_, layers_)),
       tree_(tree_options(config_), rules_, kv_, states_) {
   if (host_) tree_.use_host(*host_);
   for (std::int64_t row = config_.rows(); row >= 1; --row)
@@ -72,6 +88,9 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
     case Verb::step: return step(operation);
     case Verb::evict: return evict(operation);
     case Verb::flush: return flush();
+    case Verb::fail:
+      if (storage() == nullptr) break;
+      [[fallthrough]];
     case Verb::land: return land(operation);
     case Verb::settle: return settle();
     case Verb::check: return check();
@@ -88,8 +107,7 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
     case Verb::restore:
     case Verb::compact:
     case Verb::clone:
-    case Verb::truncate:
-    case Verb::fail: break;
+    case Verb::truncate: break;
   }
   return fail(
       fmt::format("{} is not an operation of SGLang's radix caches", to_string(operation.verb)));
@@ -222,7 +240,10 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     return tl::unexpected(sound.error());
   const std::uint32_t size = operation.tokens.size();
   if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
+  WaitingRequest* const waiting = storage() != nullptr ? &arrive(operation) : nullptr;
   if (free_rows_.empty()) return Reply::refusal(Refusal::no_row);
+  if (waiting != nullptr && !prefetch_is_over(*waiting, operation.async))
+    return Reply::refusal(Refusal::same_step);
 
   RadixRequest request = request_of(operation);
   std::uint32_t limit = rules_.matches_last_token ? size : size - 1;
@@ -231,8 +252,13 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   RadixTree::Match match = tree_.match(operation.tokens, limit, operation.salt);
   const std::uint32_t on_device = match.prefix;
   const bool hit = match.end != RadixTree::kRoot;
+  if (waiting != nullptr) take_up(*waiting, request, match);
   if (hit && has_states_ && !match.on_host.exists() && !copy_on_write(request, match))
     return Reply::refusal(Refusal::no_state_slot);
+  if (waiting != nullptr && has_lost_match(*waiting, match, operation)) {
+    pass_over(*waiting, request, match.end);
+    return Reply::refusal(Refusal::same_step);
+  }
   NodeIndex locked = hit && rules_.admission_locks ? match.end : NodeIndex::none();
   tree_.lock(locked);
   const auto refuse = [&](Refusal refusal) {
@@ -282,6 +308,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   reply.set(ReplyField::evicted_kv, evicted.kv + for_received.kv)
       .set(ReplyField::evicted_states, evicted.states + for_received.states);
   if (operation.room != Operation::kAbsent) reply.set(ReplyField::kv, left);
+  if (waiting != nullptr) waiting_.erase(operation.id.index());
   enter(std::move(request));
   return reply;
 }
@@ -738,16 +765,23 @@ Result<void> check_host(const Config& config) {
     return fail(fmt::format("field write_policy: `{}` is none of {}",
                             config.text("write_policy").substr(0, 60),
                             fmt::join(kWritePolicies, ", ")));
+  if (!prefetch_policy_of(config))
+    return fail(fmt::format("field prefetch_policy: `{}` is none of {}",
+                            config.text("prefetch_policy").substr(0, 60),
+                            fmt::join(kPrefetchPolicies, ", ")));
   const SglangOptions options = SglangOptions::of(config);
   if ((options.host_kv == 0) != (options.host_states == 0))
     return fail("field host_states: a host tier has room for KV and for states");
+  if (options.disk && options.host_kv == 0)
+    return fail("field disk: a storage stands behind a host tier, which host_kv= gives");
   return {};
 }
 
 PolicyEntry::SlotCounts slots_with_host(const Config& config) {
   const SglangOptions options = SglangOptions::of(config);
-  return {config.state_slots + options.host_states,
-          config.kv_tokens + config.page + options.host_kv};
+  const StorageTier::Room storage = storage_room(config);
+  return {config.state_slots + options.host_states + storage.states,
+          config.kv_tokens + config.page + options.host_kv + storage.kv};
 }
 
 const Registration<PolicyEntry> kRadix{
@@ -763,7 +797,8 @@ const Registration<PolicyEntry> kNoBuffer{
      .summary = "SGLang 0.5.23's hybrid radix cache, one state slot a request",
      .has_states = true,
      .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap", "replay_ring",
-                       "track_interval", "host_kv", "host_states", "write_policy"},
+                       "track_interval", "host_kv", "host_states", "write_policy", "disk",
+                       "prefetch_policy", "prefetch_least"},
      .make = make_no_buffer,
      .check = check_host,
      .slots = slots_with_host,

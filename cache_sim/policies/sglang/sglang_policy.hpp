@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -71,6 +72,18 @@ struct RadixRequest {
   std::uint32_t committed() const { return in_flight_count == 0 ? computed : in_flight_begin; }
 };
 
+/// A request that a storage has been asked for, and that is not admitted yet.
+struct WaitingRequest {
+  std::uint64_t number = 0;
+  std::string admission;      ///< as asked first, without `late=`
+  PrefetchRef prefetch;       ///< null: none is in flight
+  std::uint32_t matched = 0;  ///< tokens that the look-up before the last prefetch had found
+  std::int64_t repeats = 0;   ///< look-ups since the first one
+  bool waits = false;         ///< its deadline runs, from when it was first put off
+  bool is_late = false;       ///< its deadline has passed
+  StateSlot slot, source;     ///< a defect: of the copy for an earlier match
+};
+
 /// A state slot that a trace holds by name (tree verbs).
 struct HeldSlot {
   Name name;
@@ -108,6 +121,7 @@ class SglangPolicy : public Subject {
   const std::vector<RequestRow>& free_rows() const { return free_rows_; }
   std::size_t free_place_count() const { return free_places_.size(); }
   const HostTier* host() const { return host_.get(); }  ///< null: there is none
+  const std::map<std::uint32_t, WaitingRequest>& waiting() const { return waiting_; }
   bool has_states() const { return has_states_; }
   bool strips_thinking() const { return options_.strip_thinking; }
   const Config& config() const { return config_; }
@@ -173,6 +187,25 @@ class SglangPolicy : public Subject {
   Reply flush();
   Result<Reply> land(const Operation& operation);
   Result<Reply> settle();
+  // The storage, sglang_storage.cpp.
+  StorageTier* storage() const { return host_ ? host_->storage.get() : nullptr; }
+  WaitingRequest& arrive(const Operation& admission);
+  WaitingRequest* find_waiting(std::uint64_t number);
+  void leave(WaitingRequest& waiting);
+  void prefetch(WaitingRequest& waiting, const Operation& admission);
+  bool prefetch_is_over(WaitingRequest& waiting, bool late);
+  bool has_lost_match(WaitingRequest& waiting, const RadixTree::Match& match,
+                      const Operation& admission);
+  void pass_over(WaitingRequest& waiting, RadixRequest& request, NodeIndex matched);
+  void take_up(WaitingRequest& waiting, RadixRequest& request, const RadixTree::Match& match);
+  void release_on_host(const KvRuns& kv, std::uint32_t begin, std::uint32_t end);
+  void retire(WaitingRequest& waiting, bool frees_arrived);
+  void end_prefetch(WaitingRequest& waiting);
+  void hear_of_look_up(const PrefetchRef& prefetch);
+  void hear_of(const PrefetchNews& news);
+  std::int64_t settle_storage();
+  Result<Reply> end_storage_copy(const Operation& operation);
+  void drain();
   Result<Reply> make_room(const Operation& operation);
   Reply check() const;
   // Tree verbs.
@@ -231,7 +264,9 @@ class SglangPolicy : public Subject {
   struct Deferred {
     StateSlot source, target;
   };
-  std::vector<Deferred> deferred_;  // conv copies that wait for the next forward
+  std::vector<Deferred> deferred_;                   // conv copies that wait for the next forward
+  std::map<std::uint32_t, WaitingRequest> waiting_;  // by the index of its name
+  std::uint64_t asked_ = 0;                          // requests that a storage was asked for
 };
 
 }  // namespace lockstep::cache_sim

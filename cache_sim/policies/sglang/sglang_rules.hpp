@@ -144,6 +144,19 @@ struct SglangRules {
   bool copies_wait_for_loads = true;  ///< of a matched state that is being loaded
   bool forwards_wait_for_loads = true;
 
+  // The storage behind it.
+  bool storage_keys_have_salts = true;
+  bool storage_chains_prefixes = true;      ///< a key names the whole prefix, not its node's part
+  bool settled_writes_unlock = true;        ///< their node's copy on the host
+  bool reader_minds_stops = true;           ///< before it reads KV, and before the state
+  bool prefetch_state_follows_size = true;  ///< where the host had no room for all of it
+  bool short_prefetches_are_dropped = true;
+  bool stopped_prefetches_keep_slots = true;  ///< that the reader may still write
+  bool ended_prefetches_free_rest = true;
+  bool prefetches_free_known_kv = true;  ///< that the host has already
+  bool prefetches_return_quota = true;
+  bool passing_over_drops_copy = true;  ///< of the state that a match found, until the next match
+
   // The extra buffer's tracking slots.
   TrackedAt tracked_at = TrackedAt::position;
   bool tracks_conv_at_chunk_end = false;

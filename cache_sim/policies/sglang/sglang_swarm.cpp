@@ -5,6 +5,7 @@
 #include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/policies/sglang/sglang_options.hpp"
 #include "reference/base/registry.hpp"
+#include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -23,11 +24,30 @@ void configure(SwarmDraw& part) {
     fields.optional("replay_ring", size);
 }
 
+/// Sometimes single operations have a storage behind the host.
+void draw_storage(SwarmDraw& part) {
+  const Config& config = part.swarm.config;
+  if (config.number("host_kv") == 0) return;
+  Draw draw = part.draw.stream("sglang storage");
+  const bool draws = draw.chance(1, 2) && !part.swarm.scheduled;
+  part.fields.optional("disk", draws ? 1 : 0);
+  if (!has_disk(config)) return;
+  part.swarm.scheduled = false;
+  part.swarm.config.ranks = 1;
+  part.swarm.config.routing.clear();
+  // Half of the hosts have no room for what the storage has of a long prompt.
+  if (draw.chance(1, 2)) part.fields.optional("host_kv", draw.between(2, 12) * part.scale);
+  const std::int64_t least = draw.between(1, draw.chance(2, 3) ? 2 : 8) * part.scale;
+  part.fields.optional("prefetch_least", least);
+  if (part.fields.has("prefetch_policy") && part.fields.free("prefetch_policy"))
+    part.swarm.config.put("prefetch_policy", kPrefetchPolicies[draw.below(3)]);
+}
+
 /// Draws a host tier.
 void draw_host(SwarmDraw& part) {
   if (!part.accepted.can(Capability::tiers)) return;
   Draw draw = part.draw.stream("sglang host");
-  const bool tiered = draw.chance(1, 2);
+  const bool tiered = draw.chance(1, 2) || has_disk(part.swarm.config);
   const std::int64_t kv = draw.between(4, 100) * part.scale;
   // One state or two: what is on the host without a state, and what it refuses, are rare otherwise.
   const std::int64_t states = draw.between(1, draw.chance(1, 2) ? 2 : 8);
@@ -40,11 +60,17 @@ void draw_host(SwarmDraw& part) {
                             kWritePolicies[std::min<std::uint64_t>(
                                 2, part.draw.stream("sglang write policy").below(4))]);
   }
+  draw_storage(part);
 }
 
 void rate(SwarmDraw& part) {
   if (part.accepted.can(Capability::tiers) && part.swarm.config.number("host_kv") != 0)
     part.swarm.copies = static_cast<int>(part.draw.stream("sglang copies").between(1, 12));
+  part.swarm.has_disk = part.swarm.prefetches =
+      part.swarm.copies != 0 && has_disk(part.swarm.config);
+  if (!part.swarm.has_disk) return;
+  part.swarm.copies += 6;
+  part.swarm.flush = std::max(part.swarm.flush, 2);  // what the disk alone has is asked for
 }
 
 /// Draws SGLang's scheduler and the field room= that it asks with; neither for a child, which need

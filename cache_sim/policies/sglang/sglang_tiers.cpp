@@ -56,6 +56,10 @@ void SglangPolicy::await_loads(RadixRequest& request) {
 }
 
 Result<Reply> SglangPolicy::evict(const Operation& operation) {
+  if (storage() != nullptr && names_disk(operation)) {
+    storage()->clear();
+    return Reply{}.set(ReplyField::kv, 0).set(ReplyField::state, 0);
+  }
   const Result<bool> of_host = names_host(operation);
   if (!of_host) return tl::unexpected(of_host.error());
   if (operation.tier.exists() && !host_) return fail("evict: tier= is for a config with host_kv=");
@@ -71,16 +75,20 @@ Result<Reply> SglangPolicy::evict(const Operation& operation) {
 /// With a host tier, waits for all copies, and evicts what is on the host too.
 Reply SglangPolicy::flush() {
   if (!host_) return evict(kEverything, kEverything);
-  while (host_->land(host_->backups)) continue;
-  while (host_->land(host_->loads)) continue;
-  tree_.settle();
+  drain();
   const Reply reply = evict(kEverything, kEverything);
+  // A leaf of the device stays while the storage is written from below it.
+  for (Reply next = reply; storage() != nullptr && next.get(ReplyField::kv) > 0;) {
+    drain();
+    next = evict(kEverything, kEverything);
+  }
   tree_.evict_host(kEverything, kEverything);
   return reply;
 }
 
 Result<Reply> SglangPolicy::land(const Operation& operation) {
   if (!host_) return fail("land: a config without host_kv= has no copies");
+  if (storage() != nullptr && names_disk(operation)) return end_storage_copy(operation);
   return names_host(operation).map([&](bool to_host) {
     return Reply{}.set(ReplyField::n, host_->land(to_host ? host_->backups : host_->loads) ? 1 : 0);
   });
@@ -88,7 +96,7 @@ Result<Reply> SglangPolicy::land(const Operation& operation) {
 
 Result<Reply> SglangPolicy::settle() {
   if (!host_) return fail("settle: a config without host_kv= has no copies");
-  return Reply{}.set(ReplyField::n, tree_.settle());
+  return Reply{}.set(ReplyField::n, settle_storage());
 }
 
 }  // namespace lockstep::cache_sim

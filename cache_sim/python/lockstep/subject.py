@@ -207,6 +207,8 @@ class Config:
     host_kv: int = 0  # KV tokens of the host tier; 0: there is none
     host_states: int = 0  # state slots of the host tier
     write_policy: str = "write_through"  # or write_through_selective, write_back: when the host tier gets its copies
+    prefetch_policy: str = "timeout"  # or best_effort, wait_complete: whether a request waits for the disk behind it
+    prefetch_least: int = 256  # tokens for which a prefetch from there is made
     blocks: int = 4096
     block: int = 256
     hash_block: int = 256
@@ -221,7 +223,7 @@ class Config:
     cpu_blocks: int = 0  # blocks of the host's own block manager; 0: there is none
     lazy_offload: int = 0  # it stores what the device evicts next
     blocks_per_chunk: int = 1  # of a group
-    disk: int = 0  # 1: there is one behind the CPU tier
+    disk: int = 0  # 1: there is one behind the CPU tier, or the host
     graph_batches: str = ""
     ranks: int = 1
     routing: str = ""
@@ -292,7 +294,7 @@ class Subject:
     # Request verbs.
 
     def admit(self, id: str, tokens: Tokens, prompt: int, salt: str, external: int, room: int, lora: str,
-              images: Sequence[tuple[int, int, str]]) -> Admitted | int:
+              images: Sequence[tuple[int, int, str]], late: bool) -> Admitted | int:
         """A request begins, or goes on after `preempt`. Answers with what it finds in the cache.
 
         tokens: all that are known, on resumption outputs too; prompt: how many of them are the original prompt.
@@ -300,6 +302,7 @@ class Subject:
         lora: the adapter that computes KV and states. images: offset, length and name of those in the prompt; equal
         names are equal images. Neither is sent to a class without both parameters.
         room: KV tokens that must be left beside its own, free or to be evicted; else it is refused.
+        late: with a disk, the deadline of what it waits for has passed. Not sent to a class without it.
         """
         raise NotImplementedError
 

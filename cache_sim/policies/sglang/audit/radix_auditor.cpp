@@ -1,4 +1,4 @@
-#include "cache_sim/policies/sglang/radix_auditor.hpp"
+#include "cache_sim/policies/sglang/audit/radix_auditor.hpp"
 
 #include <fmt/format.h>
 
@@ -169,8 +169,10 @@ void RadixAuditor::after(const Operation& operation, const Reply& reply, Finding
   if (policy_.host() != nullptr) release_settled();
   given_up_ = given_up_state(operation);
   // The match of an admission is looked up while the nodes that it then evicted are on record.
-  if (operation.verb == Verb::admit && policy_.host() != nullptr)
+  if (operation.verb == Verb::admit && policy_.host() != nullptr) {
     matched_ = longest_state(operation.tokens, operation.tokens.size() - 1, operation.salt);
+    fetched_ = longest_fetched(operation);
+  }
   // Everything that moved leaves its old owner before anything gets a new one: a slot may pass
   // between two of them.
   for (Touched& touched : touched_) bury(touched);
@@ -706,7 +708,10 @@ void RadixAuditor::check_totals() {
                      });
   }
   const auto& free_states = policy_.state_pool().free_slots();
-  if (owned_states_ + policy_.state_pool().free_count() != policy_.state_pool().slot_count())
+  const auto held =  // by a request that was passed over; its law is that of the copy
+      std::count_if(policy_.waiting().begin(), policy_.waiting().end(),
+                    [](const auto& entry) { return entry.second.slot.exists(); });
+  if (owned_states_ + held + policy_.state_pool().free_count() != policy_.state_pool().slot_count())
     find_unconserved("state", state_owner_, 1, owned_states_, policy_.state_pool().free_count(),
                      [&](std::uint32_t slot) {
                        return slot >= policy_.state_pool().first_unused() ||

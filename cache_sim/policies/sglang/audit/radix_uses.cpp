@@ -2,7 +2,7 @@
 // compares the order of the policy's list of states with it.
 #include <algorithm>
 
-#include "cache_sim/policies/sglang/radix_auditor.hpp"
+#include "cache_sim/policies/sglang/audit/radix_auditor.hpp"
 #include "reference/base/mix.hpp"
 
 namespace lockstep::cache_sim {
@@ -76,6 +76,44 @@ std::uint32_t RadixAuditor::stored_size(const Operation& operation, const Reply&
   return whole ? request.written : 0;
 }
 
+/// With a storage, a request is matched when it arrives, and each time that it asks, unless it is
+/// refused for want of a row or waits for its prefetch.
+void RadixAuditor::note_waiting(const Operation& operation, const Reply& reply) {
+  const auto now = policy_.waiting().find(operation.id.index());
+  const bool waits = now != policy_.waiting().end();
+  const auto known = asked_.find(operation.id.index());
+  const bool was_known = known != asked_.end();
+  const Asked before = was_known ? known->second : Asked{};
+  Operation first = operation;
+  first.async = false;
+  const bool is_same = was_known && before.admission == first.text();
+  if (reply.refused == Refusal::too_long) return;
+  if (!is_same) use_by_match(operation.tokens, matched_, operation.salt);
+  const std::int64_t repeats = is_same ? before.repeats : 0;
+  const bool is_put_off =
+      reply.refused == Refusal::same_step && waits && now->second.repeats == repeats;
+  if (reply.refused != Refusal::no_row && !is_put_off)
+    use_by_match(operation.tokens, std::max(matched_, fetched_), operation.salt);
+  if (waits)
+    asked_[operation.id.index()] = {first.text(), now->second.repeats};
+  else
+    asked_.erase(operation.id.index());
+}
+
+/// Tokens up to the longest state that the operation has brought to the host for this prompt.
+std::uint32_t RadixAuditor::longest_fetched(const Operation& admission) const {
+  std::uint32_t longest = 0;
+  for (const Touched& touched : touched_) {
+    const RadixNode& node = policy_.tree().node(touched.node);
+    const std::uint32_t size = node.depth();
+    if (node.alive && policy_.host()->nodes[touched.node.value].state.exists() &&
+        node.salt == admission.salt && size < admission.tokens.size() &&
+        admission.tokens.digest(size) == node.path.digest(size))
+      longest = std::max(longest, size);
+  }
+  return longest;
+}
+
 /// Which state an operation used, from the rules and the reply: a match uses the one it ends at, an
 /// insert the end of its key.
 void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
@@ -84,6 +122,8 @@ void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
   const bool existed = reply.get(ReplyField::exist) != 0;
   switch (operation.verb) {
     case Verb::admit:
+      if (policy_.host() != nullptr && policy_.host()->storage)
+        return note_waiting(operation, reply);
       // A refused admission has matched, unless the refusal was for want of a row. Tokens of a
       // transfer are no part of the match.
       if (reply.refused == Refusal::no_row || reply.refused == Refusal::too_long) return;

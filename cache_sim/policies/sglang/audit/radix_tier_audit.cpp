@@ -1,11 +1,12 @@
 // The auditor's checks of the host tier, from nothing after every operation: laws L1, L3, L6 and L7
-// of reference/caches/sglang.md, 1.13. That nothing is read before its copy has landed (L2) and
-// that sources stay as they are (L3) is seen by the labels themselves.
+// of reference/caches/sglang.md, 1.13, with what a storage behind it holds there, 1.14. That
+// nothing is read before its copy has landed (L2) and that sources stay as they are (L3) is seen by
+// the labels themselves; that the storage gives what it was asked for (L5), when it is on the host.
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "cache_sim/policies/sglang/radix_auditor.hpp"
+#include "cache_sim/policies/sglang/audit/radix_auditor.hpp"
 #include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
@@ -58,12 +59,13 @@ void RadixAuditor::check_host() {
       end_of(host.states, static_cast<std::uint32_t>(policy_.state_pool().slot_count() + 1)));
   for (std::uint32_t i = 1; i < tree.node_count(); ++i)
     if (tree.node({i}).alive) check_host_node({i}, kv_seen, states_seen);
+  if (host.storage) own_staged(kv_seen, states_seen);
   const auto conserve = [&](const char* what, const std::vector<char>& seen, const auto& pool) {
     const std::int64_t owned = std::count(seen.begin(), seen.end(), 1);
     if (owned + pool.free_count() != pool.slot_count())
       report(FindingKind::leak,
-             fmt::format("{} host {} slots are free and {} are the tree's", pool.free_count(), what,
-                         owned),
+             fmt::format("{} host {} slots are free and {} are the tree's or a prefetch's",
+                         pool.free_count(), what, owned),
              fmt::format("{} in all", pool.slot_count()),
              std::to_string(owned + pool.free_count()));
   };
@@ -104,8 +106,11 @@ void RadixAuditor::check_host_node(NodeIndex node, std::vector<char>& kv_seen,
            fmt::format("{} has {} on the host", name_of(node), counted(slots, "KV slot")),
            std::to_string(now.edge_size()), std::to_string(slots));
   if (copy.state.exists()) own(states_seen, copy.state.value, "state");
-  const bool is_evictable = copy.state.exists() && !now.state.exists() && copy.state_lock == 0;
-  if (is_evictable != (copy.state_use != 0))
+  const bool is_alone = copy.state.exists() && !now.state.exists();
+  // A state that a prefetch brings to a locked node is listed, and passed over.
+  const bool may_be_listed = is_alone && (copy.state_lock == 0 || policy_.host()->storage);
+  const bool is_evictable = is_alone && copy.state_lock == 0;
+  if (copy.state_use != 0 ? !may_be_listed : is_evictable)
     report(FindingKind::lru_order,
            fmt::format("the host state of {} is {}in the list of host states", name_of(node),
                        copy.state_use != 0 ? "" : "not "),
@@ -177,18 +182,66 @@ void RadixAuditor::check_host_labels(NodeIndex node) {
                       "a mark until the load is settled", "none");
 }
 
-/// L7: host locks are those of loads, each from its node down to where it began; marks of copies
-/// are those of copies that are not settled.
+/// L6 for slots of the host that are no node's: those of a prefetch that a request waits for, those
+/// that the reader may still write for one that nobody waits for, and those that a settle will
+/// free. L8: a prefetch that a request waits for is somewhere on its way.
+void RadixAuditor::own_staged(std::vector<char>& kv_seen, std::vector<char>& states_seen) {
+  const StorageTier& storage = *policy_.host()->storage;
+  const auto own = [&](std::vector<char>& seen, std::uint32_t slot, const char* what) {
+    if (slot < seen.size() && seen[slot]++ == 0) return;
+    report(FindingKind::slot_in_two_places,
+           fmt::format("host {} slot {} of a prefetch has another owner, too", what, slot),
+           "one owner", "two");
+  };
+  const auto own_kv = [&](const KvRuns& runs, std::uint32_t begin) {
+    for (const KvRun& run : runs)
+      for (const std::uint32_t slot : run.slots()) {
+        if (begin == 0) own(kv_seen, slot, "KV");
+        begin -= begin != 0 ? 1 : 0;
+      }
+  };
+  for (const KvRuns& runs : storage.released_kv) own_kv(runs, 0);
+  for (const StateSlot slot : storage.released_states) own(states_seen, slot.value, "state");
+  std::vector<PrefetchRef> known(storage.looked_up.begin(), storage.looked_up.end());
+  known.insert(known.end(), storage.to_read.begin(), storage.to_read.end());
+  for (const PrefetchNews& news : storage.news)
+    if (std::find(known.begin(), known.end(), news.prefetch) == known.end())
+      known.push_back(news.prefetch);
+  std::vector<PrefetchRef> awaited;
+  for (const auto& [name, waiting] : policy_.waiting()) {
+    if (waiting.prefetch == nullptr) continue;
+    awaited.push_back(waiting.prefetch);
+    if (std::find(known.begin(), known.end(), waiting.prefetch) == known.end())
+      report(FindingKind::leak, "a request waits for a prefetch that nobody will end",
+             "one that is looked up, read or told of", "none of these");
+  }
+  for (const PrefetchRef& prefetch : known) {
+    const bool is_awaited = std::find(awaited.begin(), awaited.end(), prefetch) != awaited.end();
+    own_kv(prefetch->kv, is_awaited ? 0 : prefetch->completed);
+    if (prefetch->state.exists() && (is_awaited || !prefetch->state_ended))
+      own(states_seen, prefetch->state.value, "state");
+  }
+}
+
+/// L7: host locks are those of loads, of writes to the storage and of prefetches that requests wait
+/// for, each from its node down to where it began; marks of copies are those of copies that are not
+/// settled.
 void RadixAuditor::check_host_locks() {
   const RadixTree& tree = policy_.tree();
   const HostTier& host = *policy_.host();
   std::vector<std::uint32_t> kv(tree.node_count()), states(tree.node_count());
-  for (const CopyInFlight& load : host.loads) {
-    ++states[load.node.value];
-    for (NodeIndex at = load.node; at != kRoot && tree.node(at).start >= load.host_begin;
+  const auto count = [&](NodeIndex node, std::uint32_t begin) {
+    if (node == kRoot) return;
+    ++states[node.value];
+    for (NodeIndex at = node; at != kRoot && tree.node(at).start >= begin;
          at = tree.node(at).parent)
       ++kv[at.value];
-  }
+  };
+  for (const CopyInFlight& load : host.loads) count(load.node, load.host_begin);
+  if (host.storage)
+    for (const StorageWrite& write : host.storage->writes) count(write.node, write.host_begin);
+  for (const auto& [name, waiting] : policy_.waiting())
+    if (waiting.prefetch) count(waiting.prefetch->anchor, waiting.prefetch->anchor_begin);
   for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
     const HostNode& copy = host.nodes[i];
     if (tree.node({i}).alive && (copy.kv_lock != kv[i] || copy.state_lock != states[i]))

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -134,6 +136,9 @@ class RadixAuditor final : public Auditor {
   void check_host_node(NodeIndex node, std::vector<char>& kv_seen, std::vector<char>& states_seen);
   void check_host_labels(NodeIndex node);
   void check_host_locks();
+  void note_waiting(const Operation& operation, const Reply& reply);
+  std::uint32_t longest_fetched(const Operation& admission) const;
+  void own_staged(std::vector<char>& kv_seen, std::vector<char>& states_seen);
 
   void recount_nodes();
   void recount_locks();
@@ -177,6 +182,13 @@ class RadixAuditor final : public Auditor {
   RequestRecord last_gone_;         // the request that the operation ended
   std::uint32_t owned_before_ = 0;  // of the operation's request
   std::uint32_t matched_ = 0;       // tokens to the state, on either tier, that an admission found
+  std::uint32_t fetched_ = 0;       // to one that the admission's prefetch has brought to the host
+  /// A request that waits, as it was asked first, and its look-ups since.
+  struct Asked {
+    std::string admission;
+    std::int64_t repeats = 0;
+  };
+  std::map<std::uint32_t, Asked> asked_;  // by the index of its name
   KvRuns scratch_;
   std::vector<std::uint64_t> fingerprints_;
 };

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cache_sim/policies/sglang/radix_auditor.hpp"
+#include "cache_sim/policies/sglang/audit/radix_auditor.hpp"
 #include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
