@@ -528,7 +528,7 @@ void RandomTrace::ask_again() {
   // The last one comes first. Some of them are left out, or the deadline passes.
   const Operation settle{.verb = Verb::settle};
   asking_ = {*refused_};
-  asking_.front().async = draw_.chance(1, 4);
+  asking_.front().late = draw_.chance(1, 4);
   if (draw_.chance(1, 3)) {  // its prefix leaves the device meanwhile, and perhaps the host
     Operation evict{.verb = Verb::evict};
     evict.kv =

@@ -571,7 +571,7 @@ bool SglangPrefixMap::is_host_locked(Entry entry) {
 
 SglangOracle::Waiting& SglangOracle::waiting_for(const Operation& operation) {
   Operation asked = operation;
-  asked.async = false;
+  asked.late = false;
   const auto known = waiting_.find(operation.id.text());
   if (known != waiting_.end()) {
     if (known->second.asked == asked.text()) return known->second;

@@ -164,7 +164,7 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   Waiting* const waiting = cached_.has_storage() ? &waiting_for(operation) : nullptr;
   if (static_cast<std::int64_t>(requests_.size()) >= config_.rows())
     return Reply::refusal(Refusal::no_row);
-  if (waiting != nullptr && !fetch_is_over(*waiting, operation.async))
+  if (waiting != nullptr && !fetch_is_over(*waiting, operation.late))
     return Reply::refusal(Refusal::same_step);
 
   Request request;

@@ -79,7 +79,8 @@ struct Operation {
 
   Verb verb = Verb::check;
   bool insert = true;                 ///< finish: leave the request's tokens in the cache
-  bool async = false;                 ///< extend: the result comes with a `complete`; admit: late=1
+  bool async = false;                 ///< extend: the result arrives with a `complete`
+  bool late = false;                  ///< admit: the deadline of its prefetch has passed
   bool partial = false;               ///< capture: the recurrent state alone
   Name id;                            ///< the request
   Name salt;                          ///< admit, match, insert: the namespace

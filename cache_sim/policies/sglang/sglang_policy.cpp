@@ -242,7 +242,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
   WaitingRequest* const waiting = storage() != nullptr ? &arrive(operation) : nullptr;
   if (free_rows_.empty()) return Reply::refusal(Refusal::no_row);
-  if (waiting != nullptr && !prefetch_is_over(*waiting, operation.async))
+  if (waiting != nullptr && !prefetch_is_over(*waiting, operation.late))
     return Reply::refusal(Refusal::same_step);
 
   RadixRequest request = request_of(operation);

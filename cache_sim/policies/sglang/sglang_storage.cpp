@@ -24,7 +24,7 @@ constexpr std::int64_t kMostRepeats = 8;
 /// left the server.
 WaitingRequest& SglangPolicy::arrive(const Operation& admission) {
   Operation on_time = admission;
-  on_time.async = false;
+  on_time.late = false;
   std::string text = on_time.text();
   const auto known = waiting_.find(admission.id.index());
   if (known != waiting_.end()) {
