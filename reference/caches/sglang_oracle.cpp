@@ -153,13 +153,20 @@ std::int64_t SglangOracle::grid() const {
 
 // --- Requests -----------------------------------------------------------------------------------
 
-Result<Reply> SglangOracle::admit(const Operation& operation) {
+Result<void> SglangOracle::check_admission(const Operation& operation) const {
   const std::string& name = operation.id.text();
   const std::int64_t size = operation.tokens.size();
-  const std::int64_t prompt = or_else(operation.prompt, size);
   if (requests_.contains(name)) return fail(fmt::format("request {} is admitted already", name));
   if (size == 0) return fail(fmt::format("request {} has no tokens", name));
-  if (prompt > size) return fail(fmt::format("request {} has fewer tokens than its prompt", name));
+  if (or_else(operation.prompt, size) > size)
+    return fail(fmt::format("request {} has fewer tokens than its prompt", name));
+  return {};
+}
+
+Result<Reply> SglangOracle::admit(const Operation& operation) {
+  if (const Result<void> sound = check_admission(operation); !sound)
+    return tl::unexpected(sound.error());
+  const std::int64_t size = operation.tokens.size();
   if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
   Waiting* const waiting = cached_.has_storage() ? &waiting_for(operation) : nullptr;
   if (static_cast<std::int64_t>(requests_.size()) >= config_.rows())
@@ -169,7 +176,7 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
 
   Request request;
   request.known = prefix_of(operation);
-  request.prompt = prompt;
+  request.prompt = or_else(operation.prompt, size);
   request.admitted = size;
   const auto [full, prefix, best_size, told] =
       cached_.match(cached_.whole_pages(request.known.first(size - 1)));
@@ -194,8 +201,7 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   if (waiting != nullptr && has_lost_match(*waiting, told, operation))
     return refuse(Refusal::same_step);
   // Unlocked KV is counted only where the count decides, because a burst of requests asks often.
-  const std::int64_t room = or_else(operation.room, 0);
-  const std::int64_t lacking = size - cached + room - kv_free();
+  const std::int64_t lacking = size - cached + or_else(operation.room, 0) - kv_free();
   if (lacking > 0 && lacking > cached_.kv() - cached_.locked_kv()) return refuse(Refusal::no_kv);
   const std::int64_t left =
       operation.room == Operation::kAbsent ? 0 : kv_free() + cached_.kv() - cached_.locked_kv();
@@ -219,8 +225,8 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   request.state_locked = has_states_;
   request.awaits = cached_.newest_load();
   if (there > cached) cached_.land_loads(request.awaits);  // the transfer writes over the state
-  requests_.emplace(name, std::move(request));
-  waiting_.erase(name);
+  requests_.emplace(operation.id.text(), std::move(request));
+  waiting_.erase(operation.id.text());
 
   Reply reply = evicted_reply(evicted).set(ReplyField::cached, there);
   if (has_states_) reply.set(ReplyField::state, there).set(ReplyField::conv, there);

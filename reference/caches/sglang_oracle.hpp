@@ -139,6 +139,7 @@ class SglangOracle : public Subject {
     std::int64_t length = 0;  ///< tokens that the state stands for
   };
 
+  Result<void> check_admission(const Operation& operation) const;
   Result<Reply> admit(const Operation& operation);
   Result<Reply> extend(const Operation& operation);
   Result<Reply> complete(const Operation& operation);

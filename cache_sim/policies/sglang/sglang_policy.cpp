@@ -234,6 +234,22 @@ RadixRequest SglangPolicy::request_of(const Operation& admission) {
   return request;
 }
 
+/// The tokens of a prompt of `size` that a match may find.
+std::uint32_t SglangPolicy::match_limit(std::uint32_t size) const {
+  const std::uint32_t limit = rules_.matches_last_token ? size : size - 1;
+  if (!rules_.matches_first_chunk_alone) return limit;
+  return static_cast<std::uint32_t>(std::min<std::int64_t>(limit, config_.chunked_prefill));
+}
+
+/// Whichever way the slot got its state, nothing is pending beside it.
+bool SglangPolicy::clears_cursor(bool received, std::uint32_t cached,
+                                 std::uint32_t on_device) const {
+  return received             ? rules_.load_clears_cursor
+         : cached > on_device ? rules_.loaded_clears_cursor
+         : cached > 0         ? rules_.copy_clears_cursor
+                              : rules_.allocation_clears_cursor;
+}
+
 Result<Reply> SglangPolicy::admit(const Operation& operation) {
   const bool is_admitted = find(operation.id) != nullptr;
   if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
@@ -246,10 +262,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     return Reply::refusal(Refusal::same_step);
 
   RadixRequest request = request_of(operation);
-  std::uint32_t limit = rules_.matches_last_token ? size : size - 1;
-  if (rules_.matches_first_chunk_alone)
-    limit = static_cast<std::uint32_t>(std::min<std::int64_t>(limit, config_.chunked_prefill));
-  RadixTree::Match match = tree_.match(operation.tokens, limit, operation.salt);
+  RadixTree::Match match = tree_.match(operation.tokens, match_limit(size), operation.salt);
   const std::uint32_t on_device = match.prefix;
   const bool hit = match.end != RadixTree::kRoot;
   if (waiting != nullptr) take_up(*waiting, request, match);
@@ -288,12 +301,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   if (!make_room_for_kv(received, for_received)) return refuse(Refusal::no_kv);
   begin_at(request, match);
 
-  // Whichever way the slot got its state, nothing is pending beside it.
-  if (received > 0               ? rules_.load_clears_cursor
-      : match.prefix > on_device ? rules_.loaded_clears_cursor
-      : match.prefix > 0         ? rules_.copy_clears_cursor
-                                 : rules_.allocation_clears_cursor)
-    clear_cursor(request.live);
+  if (clears_cursor(received > 0, match.prefix, on_device)) clear_cursor(request.live);
   if (received > 0) {
     await_loads(request);
     receive(request, external);

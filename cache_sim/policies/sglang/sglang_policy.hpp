@@ -227,6 +227,8 @@ class SglangPolicy : public Subject {
   std::int64_t kv_demand(const RadixRequest& request, std::int64_t n, Forward forward) const;
   void split_at_prompt(const RadixRequest& request, std::uint32_t size, NodeIndex end);
   RadixRequest request_of(const Operation& admission);
+  std::uint32_t match_limit(std::uint32_t size) const;
+  bool clears_cursor(bool received, std::uint32_t cached, std::uint32_t on_device) const;
   bool copy_on_write(RadixRequest& request, const RadixTree::Match& match);
   void copy_matched_state(RadixRequest& request, StateSlot matched);
   Refusal load(RadixRequest& request, RadixTree::Match& match, NodeIndex& locked);
