@@ -211,7 +211,19 @@ class Comparer {
   /// Divides the bytes of a row's host tier, of which states get host_share.
   Result<void> divide_host(ComparedPolicy& row) const {
     std::string text;
-    without(NamedPolicy::of(row.policy).settings, {kHostShare}, &text);
+    const NamedPolicy policy = NamedPolicy::of(row.policy);
+    const std::string own = without(policy.settings, {kHostShare}, &text);
+    if (const PoolLayout* const layout = pool_layout_of(*policy.entry)) {
+      if (!text.empty())
+        return fail(
+            fmt::format("policy {}: its host tier is one pool for KV and states, which "
+                        "host_share cannot divide",
+                        row.policy));
+      const Result<PoolLayout::Host> host = host_of(*layout, *policy.entry, own, row);
+      if (!host) return fail(fmt::format("policy {}: --host: {}", row.policy, host.error().text));
+      row.host = {.kv_tokens = host->kv_tokens, .state_slots = host->state_slots};
+      return {};
+    }
     std::int64_t share = kDefaultStateShare;
     if (!text.empty()) {
       const Result<std::int64_t> given = parse_integer(text.substr(text.find('=') + 1), 1, 999);
@@ -225,6 +237,15 @@ class Comparer {
                               slots.states == 0 ? "state" : "token of KV", model_.name));
     row.host = {.kv_tokens = slots.kv, .state_slots = slots.states};
     return {};
+  }
+
+  /// The host tier of a policy whose family has a layout of its own, in row.host_bytes.
+  Result<PoolLayout::Host> host_of(const PoolLayout& layout, const PolicyEntry& policy,
+                                   const std::string& own, const ComparedPolicy& row) const {
+    if (row.blocks == 0) return fail("the bytes of a block are known with a --capacity alone");
+    Config config = config_;
+    if (const Result<void> set = config.set_all(own); !set) return tl::unexpected(set.error());
+    return layout.host(memory_of(policy, *row.host_bytes), config);
   }
 
   /// The memory that the layout of a policy divides.
@@ -384,7 +405,9 @@ class Comparer {
     std::string host;
     if (row.host_bytes) {
       own = without(own, {kHostShare});
-      host = host_tier_fields(row.host->kv_tokens, row.host->state_slots);
+      const PoolLayout* const layout = pool_layout_of(policy);
+      host = layout == nullptr ? host_tier_fields(row.host->kv_tokens, row.host->state_slots)
+                               : host_of(*layout, policy, own, row)->fields;
     }
     for (const std::string& more : {pools_of(row, policy), host, own})
       if (!more.empty()) replayed.config += (replayed.config.empty() ? "" : ",") + more;
@@ -445,13 +468,17 @@ class Comparer {
     measures.stored_tokens = content->kv_total - content->kv_free;
     measures.states = content->states_total - content->states_free;
     if (has_states) measures.dead_tokens = dead_tokens(*content);
-    if (content->host) row.host = host_of(run, totals.host_hit_tokens);
+    if (content->host) row.host = measured_host(run, totals.host_hit_tokens, row);
   }
 
   /// The host tiers of all ranks.
-  ComparedHost host_of(const ReplaySession& run, std::int64_t hit_tokens) const {
+  ComparedHost measured_host(const ReplaySession& run, std::int64_t hit_tokens,
+                             const ComparedPolicy& row) const {
     ComparedHost all{.hit_tokens = hit_tokens};
+    const PoolLayout* const layout = pool_layout_of(*NamedPolicy::of(row.policy).entry);
     const auto bytes = [&](const SnapshotHost::Copied& copied) {
+      if (layout != nullptr)
+        return layout->copied(model_, layout->blocks(run.options().config).tokens, copied);
       return copied.kv_tokens * model_.token_bytes + copied.states * model_.state_bytes;
     };
     for (std::int64_t rank = 0; rank < run.options().config.ranks; ++rank) {

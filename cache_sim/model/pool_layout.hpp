@@ -44,6 +44,17 @@ struct PoolLayout {
   };
   /// The one pool of blocks that KV and states share; null: the family has no blocks.
   Blocks (*blocks)(const Config& config) = nullptr;
+  struct Host {
+    std::int64_t kv_tokens, state_slots;  ///< at most
+    std::string fields;                   ///< K=V,… that give the policy this host tier
+  };
+  /// A host tier of memory.bytes. The error is a sentence, as above. Null: host_kv and host_states
+  /// divide the bytes.
+  Result<Host> (*host)(const PoolMemory& memory, const Config& config) = nullptr;
+  /// Bytes of a copy of blocks of so many tokens: of KV in one group, and of states of one. Null
+  /// where KV and states have a size each.
+  std::int64_t (*copied)(const Model& model, std::int64_t block,
+                         const SnapshotHost::Copied& what) = nullptr;
 };
 
 /// Config fields that count slots or blocks have this limit.

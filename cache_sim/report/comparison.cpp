@@ -184,10 +184,11 @@ std::string host_sentence(const Comparison& comparison, const std::string& polic
   if (!row.host) return "";
   return fmt::format(
       "Of what {} hits with {}, {} comes from the host: {} GiB went there, and {} GiB came "
-      "back.",
+      "back.{}",
       policy, memory_text(comparison, row),
       percent_text(rounded_ratio(row.host->hit_tokens, row.measures.hit_tokens)),
-      gib_text(row.host->bytes_to_host), gib_text(row.host->bytes_to_device));
+      gib_text(row.host->bytes_to_host), gib_text(row.host->bytes_to_device),
+      row.blocks > 0 ? " Its host has one pool for KV and states, which nobody splits." : "");
 }
 
 /// A sentence on the ranks of a policy.

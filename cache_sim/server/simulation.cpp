@@ -26,7 +26,10 @@ constexpr std::size_t kManyOperations = 4096;
 }  // namespace
 
 Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
-    : run_(run), cost_(std::move(cost)), keeps_spans_(run.options().keep_events) {
+    : run_(run),
+      cost_(std::move(cost)),
+      keeps_spans_(run.options().keep_events),
+      has_host_tier_(has_host_tier(run.options().config)) {
   const Config& config = run.options().config;
   if (cost_ == nullptr) cost_ = std::make_unique<ConstantStepCost>(config.step_time);
   const std::string_view name = scheduler_name(config);  // start_subject() has checked it
@@ -334,7 +337,7 @@ bool Simulation::any_rank(bool (ServerScheduler::*is)() const) const {
 /// Copies between tiers that were queued in earlier steps have landed by now, and the server takes
 /// note. True if there was one.
 bool Simulation::settle_copies() {
-  if (!has_host_tier(run_.options().config)) return false;
+  if (!has_host_tier_) return false;
   bool settled = false;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     run_.set_place(line_, now_);

@@ -46,6 +46,7 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
   most_tokens_ -= scheduler.drafting_slots;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
   watermark_ = scheduler.watermark_blocks;
+  reserves_ = scheduler.in_flight_tokens.has_value();  // behind vLLM's scheduler
   lookahead_slots_ = scheduler.lookahead_tokens;
   in_flight_ = scheduler.in_flight_tokens;
   std::string text = config.text("groups");
@@ -565,8 +566,9 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n, bool publ
     return &other != &request && !other.waits && !other.loading && !other.loaded;
   });
   const Count spared = (request.waits || request.loaded) && others_run ? watermark_ : 0;
+  const Count reserved = publishes ? 0 : inflight_prefill_reserved_blocks();
   const auto fits = [&](Count tokens, bool is_whole) {
-    Count sum = spared;
+    Count sum = is_whole ? spared : spared + reserved;
     for (std::size_t group = 0; group < groups_.size(); ++group)
       sum += need(static_cast<int>(group), request,
                   {local, total, is_whole ? tokens : end_in(group, tokens)}, is_whole);
@@ -774,12 +776,26 @@ void VllmOracle::forward() {
   copies_.clear();
   stamped_.clear();
   step_has_started_ = false;
-  for (auto& [id, request] : requests_) request.scheduled = false;
+  for (auto& [id, request] : requests_) {
+    if (request.scheduled && !request.loading && !request.is_prefill_chunk)
+      request.is_inflight_prefill = false;
+    request.scheduled = false;
+  }
   ++changes_;
 }
 
 void VllmOracle::new_step_starts() {
   if (!any_scheduled() && !step_has_started_) stamped_.clear();
+}
+
+/// _inflight_prefill_reserved_blocks(): what requests that are loaded or prefilled have yet to get.
+VllmOracle::Count VllmOracle::inflight_prefill_reserved_blocks() const {
+  Count blocks = 0;
+  if (!reserves_ || !has_tier()) return 0;
+  for (const auto& [id, request] : requests_)
+    for (int group = 0; request.is_inflight_prefill && group < std::ssize(groups_); ++group)
+      blocks += need(group, request, {request.computed, request.computed, request.tokens}, true);
+  return blocks;
 }
 
 /// load_kv_async: blocks for the hit and for what is sent; nothing is computed, nothing published
@@ -791,7 +807,7 @@ Result<Reply> VllmOracle::load(Request& request) {
     return Reply::refusal(*refusal);
   request.computed = request.hit + request.external;
   take_tier_blocks(request, request.external);
-  request.loading = request.scheduled = true;
+  request.loading = request.scheduled = request.is_inflight_prefill = true;
   ++changes_;
   return Reply().set(ReplyField::n, 0);
 }
@@ -895,6 +911,8 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
   if (request.first_row) take_tier_blocks(request, before.waits ? request.external : 0);
   in_order_.push_back(request.tier_id);
   request.scheduled = true;
+  request.is_prefill_chunk = request.computed < request.tokens + request.placeholders;
+  if (request.first_row && request.is_prefill_chunk) request.is_inflight_prefill = true;
   ++changes_;
   const Tokens drafts = n == operation.n ? operation.drafts : Tokens();
   if (!overlaps_) {

@@ -79,9 +79,11 @@ class VllmOracle final : public Subject, private VllmPool {
     bool scheduled = false;
     Count seen = 0;
     Count hit = 0;
-    Count external = 0;    ///< tokens after the hit that come from another server
-    bool loading = false;  ///< WAITING_FOR_REMOTE_KVS
-    bool loaded = false;   ///< it has left that, and not been allocated to since
+    Count external = 0;                ///< tokens after the hit that come from another server
+    bool loading = false;              ///< WAITING_FOR_REMOTE_KVS
+    bool loaded = false;               ///< it has left that, and not been allocated to since
+    bool is_inflight_prefill = false;  ///< in _inflight_prefills
+    bool is_prefill_chunk = false;     ///< its last row has left prompt over
     std::vector<std::vector<Number>> offered;  ///< columns by group
     Tokens drafts;
     VllmOffload::Id tier_id = 0;  ///< 0: there is no CPU tier
@@ -141,6 +143,7 @@ class VllmOracle final : public Subject, private VllmPool {
   Count inner_state(const Table& table, Count block, const Request& request, Span span) const;
   bool can_store_inside(Count start, Count end, Count place, Count block) const;
   bool waits_for_step(const Request& request) const;
+  Count inflight_prefill_reserved_blocks() const;
   void release_behind(Request& request, Count tokens);
   void use_offer(Request& request);
   void receive(Request& request);
@@ -176,7 +179,7 @@ class VllmOracle final : public Subject, private VllmPool {
   std::optional<Count> retention_;
   Count drafts_, lookahead_, modules_, most_tokens_, inner_unit_;
   bool drops_, keeps_junctions_inside_;
-  bool overlaps_;
+  bool overlaps_, reserves_;
   Count watermark_, lookahead_slots_;
   std::optional<Count> in_flight_;  ///< most tokens that are scheduled and not settled
   std::set<Key> stamped_;

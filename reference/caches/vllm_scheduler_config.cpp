@@ -26,6 +26,7 @@ VllmSchedulerConfig VllmSchedulerConfig::of(const Config& config) {
   rules.watermark_blocks = words["watermark"];
   rules.drafting_slots = words["draft_model"];
   rules.spec_tokens = config.drafts;
+  rules.has_connector = config.number("cpu_chunks") + config.number("cpu_blocks") > 0;
   const bool has_eagle = config.number("eagle") != 0;
   if (has_eagle) rules.shifted_tokens = 1;
   if (has_eagle || rules.drafting_slots > 0) rules.lookahead_tokens = rules.spec_tokens;

@@ -28,6 +28,7 @@ struct VllmSchedulerConfig {
   std::int64_t encoder_budget = 0;               ///< max_num_encoder_input_tokens; 0: no encoder
   std::int64_t encoder_cache = 0;                ///< encoder_cache_size
   bool whole_images = false;                     ///< disable_chunked_mm_input
+  bool has_connector = false;                    ///< one that loads from the host
 
   /// Of a configuration whose `scheduler=` names another scheduler: its common members alone.
   static VllmSchedulerConfig of(const Config& config);

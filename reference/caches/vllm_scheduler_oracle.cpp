@@ -10,6 +10,9 @@ namespace {
 /// A test's pool may be smaller than its longest request; vLLM's never is. So a request that was
 /// preempted this often while it ran alone, without a new token in between, is refused.
 constexpr int kMostLonePreemptions = 8;
+/// Nor does vLLM refuse what waits in vain. Here a connector's copies may hold blocks for two
+/// steps.
+constexpr int kStepsOfCopies = 3;
 
 }  // namespace
 
@@ -30,7 +33,7 @@ bool VllmSchedulerOracle::is_empty() const {
 }
 
 SchedulerStatus VllmSchedulerOracle::status(RequestNumber request) {
-  const std::size_t load = waiting_.size() + running_.size();
+  const std::size_t load = waiting_.size() + holding_.size() + running_.size();
   return {.has_work = load > 0 || !queue_.empty(),
           .waits_for_results = false,
           .has_results_out = !queue_.empty(),
@@ -65,7 +68,7 @@ void VllmSchedulerOracle::play(const SchedulerEvent& event) {
 // --- schedule() ----------------------------------------------------------------------------------
 
 void VllmSchedulerOracle::schedule() {
-  const auto eligible = static_cast<Count>(waiting_.size() + running_.size());
+  const auto eligible = static_cast<Count>(waiting_.size() + holding_.size() + running_.size());
   idle_ = eligible == 0;
   const bool result_is_under_way = !queue_.empty();
   budget_ = options_.max_tokens;
@@ -77,9 +80,13 @@ void VllmSchedulerOracle::schedule() {
     if (options_.adapts_long_prefill) threshold_ = std::max(threshold_, input_budget_ / eligible);
   }
   preempted_ = prefill_scheduled_ = false;
+  if (running_.empty())
+    ++quiet_;
+  else
+    quiet_ = 0;
   schedule_running();
   running_scheduled_ = !scheduled_.empty();
-  if (!preempted_) schedule_waiting();
+  if (!preempted_ && schedule_holding()) schedule_waiting();
   update_after_schedule();
   results_due_ = options_.is_async ? result_is_under_way : !queue_.empty();
 }
@@ -210,14 +217,71 @@ void VllmSchedulerOracle::enqueue(RequestNumber number, bool prepend) {
   waiting_.insert(prepend ? waiting_.begin() : waiting_.end(), number);
 }
 
+void VllmSchedulerOracle::sort_by_urgency(std::list<RequestNumber>& queue) const {
+  if (!options_.by_priority) return;
+  queue.sort([&](auto a, auto b) {
+    const Request& one = requests_.at(a);
+    const Request& other = requests_.at(b);
+    return std::tuple(-one.spec->priority, one.arrival) <
+           std::tuple(-other.spec->priority, other.arrival);
+  });
+}
+
+/// Requests that hold blocks come before all others. False where the step admits nobody after them.
+bool VllmSchedulerOracle::schedule_holding() {
+  sort_by_urgency(holding_);
+  for (const RequestNumber number : std::list<RequestNumber>(holding_)) {
+    if (budget_ == 0 || input_budget_ <= options_.drafting_slots) return false;
+    if (static_cast<Count>(running_.size()) == options_.max_requests) return false;
+    if (!is_ready(number)) continue;
+    Count tokens = wanted(requests_[number]);
+    if (!allocate(number, tokens, 0, false) || tokens == 0) {
+      if (!fits_nowhere(number)) return false;
+      ask(about(Verb::abort, number));
+      holding_.remove(number);
+      finish(number, FinishReason::refused);
+      continue;
+    }
+    holding_.remove(number);
+    run(number, tokens, 0, 0);
+  }
+  return true;
+}
+
+/// _handle_blocked_waiting_request(): whether what the request waits for has come.
+bool VllmSchedulerOracle::is_ready(RequestNumber number) {
+  Request& request = requests_[number];
+  if (request.status == Status::waiting_for_remote_kvs &&
+      ask(about(Verb::complete, number)).refused == Refusal::none)
+    request.status = Status::loaded;
+  return request.status == Status::loaded;
+}
+
+/// load_kv_async, the request's blocks being there.
+void VllmSchedulerOracle::start_load(RequestNumber number) {
+  requests_[number].status = Status::waiting_for_remote_kvs;
+  holding_.push_back(number);
+}
+
+/// The request leaves its queue, and gets a row.
+void VllmSchedulerOracle::run(RequestNumber number, Count tokens, Count padding, Count encoded) {
+  running_.push_back(number);
+  requests_[number].status = Status::running;
+  note({SchedulerNote::Kind::admitted, number});
+  scheduled_.push_back({number, tokens, padding, false, false, encoded});
+  budget_ -= tokens;
+  input_budget_ -= tokens + options_.drafting_slots;
+}
+
+/// There will never be more room for a waiting request than now.
+bool VllmSchedulerOracle::fits_nowhere(RequestNumber number) const {
+  const bool has_blocks = requests_.at(number).status == Status::loaded;
+  if (options_.has_connector && quiet_ < kStepsOfCopies) return false;
+  return is_empty() && (has_blocks || holding_.empty());
+}
+
 void VllmSchedulerOracle::schedule_waiting() {
-  if (options_.by_priority)
-    waiting_.sort([&](auto a, auto b) {
-      const Request& one = requests_[a];
-      const Request& other = requests_[b];
-      return std::tuple(-one.spec->priority, one.arrival) <
-             std::tuple(-other.spec->priority, other.arrival);
-    });
+  sort_by_urgency(waiting_);
   for (auto next = waiting_.begin(); next != waiting_.end() && budget_ > 0;) {
     if (input_budget_ <= options_.drafting_slots) return;
     if (static_cast<Count>(running_.size()) == options_.max_requests) return;
@@ -235,25 +299,40 @@ void VllmSchedulerOracle::schedule_waiting() {
     for (const RequestSpec::Image& image : request.spec->images)
       if (image.name.exists()) admit.images.push_back(image);
     const Reply& hit = ask(admit);
+    if (hit.refused == Refusal::same_step) {  // the connector does not know yet
+      ++next;
+      continue;
+    }
     if (hit.refused != Refusal::none) {
-      if (hit.refused != Refusal::too_long && !is_empty()) return;
+      if (hit.refused != Refusal::too_long && !fits_nowhere(number)) return;
       next = waiting_.erase(next);
       finish(number, FinishReason::refused);
       continue;
     }
     request.computed = hit.get(ReplyField::cached);
     request.told = request.tokens;
-    Count tokens = wanted(request);
+    const bool load_kv_async = hit.get(ReplyField::host, 0) > 0;
+    Count tokens = load_kv_async ? 0 : wanted(request);
+    if (load_kv_async) {
+      Operation blocks = about(Verb::extend, number);
+      blocks.n = 0;
+      blocks.async = true;
+      if (ask(blocks).refused == Refusal::none) {
+        next = waiting_.erase(next);
+        start_load(number);
+        continue;
+      }
+    }
     Count padding = 0;
-    bool is_tried = true;
-    if (pads(request)) {
+    bool is_tried = !load_kv_async;
+    if (is_tried && pads(request)) {
       is_tried = 1 + gamma_ <= std::min(budget_, input_budget_ - options_.drafting_slots);
       if (threshold_ == 0 || threshold_ >= 1 + gamma_) padding = gamma_;
     }
     tokens += padding;
     EncoderInputs inputs;
     if (is_tried) inputs = try_schedule_encoder_inputs(request, tokens);
-    if (tokens == 0) {  // the requests after it are scheduled all the same
+    if (tokens == 0 && !load_kv_async) {  // the requests after it are scheduled all the same
       ask(about(Verb::preempt, number));
       request.computed = request.told = 0;
       ++next;
@@ -262,7 +341,7 @@ void VllmSchedulerOracle::schedule_waiting() {
     const bool fits = is_tried && allocate(number, tokens, padding, false);
     if (!fits || tokens == 0) {
       if (is_tried) free_encoder_inputs(request, request.spec->prompt_size);
-      const bool is_hopeless = is_empty();
+      const bool is_hopeless = fits_nowhere(number);
       ask(about(is_hopeless ? Verb::abort : Verb::preempt, number));
       request.computed = request.told = 0;
       if (!is_hopeless) return;
@@ -271,14 +350,8 @@ void VllmSchedulerOracle::schedule_waiting() {
       continue;
     }
     next = waiting_.erase(next);
-    running_.push_back(number);
-    request.status = Status::running;
-    note({SchedulerNote::Kind::admitted, number});
-    if (tokens <= 1) padding = 0;
-    scheduled_.push_back({number, tokens, padding, false, false, inputs.size});
+    run(number, tokens, tokens <= 1 ? 0 : padding, inputs.size);
     allocate_encoder_inputs(request, inputs);
-    budget_ -= tokens;
-    input_budget_ -= tokens + options_.drafting_slots;
   }
 }
 
@@ -289,9 +362,12 @@ bool VllmSchedulerOracle::pads(const Request& request) const {
 }
 
 void VllmSchedulerOracle::update_after_schedule() {
-  if (scheduled_.empty()) return;
   Operation step;
   step.verb = Verb::step;
+  if (scheduled_.empty()) {
+    if (options_.has_connector) ask(step);  // kv_connector_no_forward()
+    return;
+  }
   StepWork work;
   for (Scheduled& row : scheduled_) {
     Request& request = requests_[row.request];
@@ -469,8 +545,11 @@ void VllmSchedulerOracle::update_from_output() {
 void VllmSchedulerOracle::abort(RequestNumber number) {
   Request& request = requests_[number];
   if (request.status == Status::finished) return;
-  if (request.status == Status::running) ask(about(Verb::abort, number));
+  const bool is_known = request.status == Status::waiting_for_remote_kvs ||
+                        request.status == Status::loaded || request.status == Status::running;
+  if (is_known) ask(about(Verb::abort, number));
   running_.remove(number);
+  holding_.remove(number);
   waiting_.remove(number);
   finish(number, FinishReason::abort);
 }

@@ -1,6 +1,6 @@
 // The oracle of vLLM's scheduler: the rules of vLLM 0.33 (vllm/v1/core/sched/scheduler.py and
 // async_scheduler.py) as that code has them, without what this project's subjects have no verbs
-// for (connectors, LoRA, encoders, pauses, streams).
+// for (LoRA, pauses, streams). Of connectors it has those that load from a host's memory.
 //
 //   here                vLLM
 //   computed            num_computed_tokens, advanced when a step is decided
@@ -10,6 +10,7 @@
 //   in_flight, stale    num_in_flight_tokens, num_stale_output_tokens
 //   is_prefill          is_prefill_chunk
 //   gamma_              num_spec_tokens
+//   holding_            kv_holding_waiting: requests in WAITING_FOR_REMOTE_KVS, or back from it
 #pragma once
 
 #include <list>
@@ -29,7 +30,14 @@ class VllmSchedulerOracle final : public ScheduleListener {
 
  private:
   using Count = std::int64_t;
-  enum class Status : std::uint8_t { expected, waiting, running, finished };
+  enum class Status : std::uint8_t {
+    expected,
+    waiting,
+    waiting_for_remote_kvs,
+    loaded,  ///< it waits again, and keeps its blocks
+    running,
+    finished
+  };
   struct Request {
     const RequestSpec* spec = nullptr;
     Status status = Status::expected;
@@ -89,6 +97,12 @@ class VllmSchedulerOracle final : public ScheduleListener {
   void schedule();
   void schedule_running();
   void schedule_waiting();
+  bool schedule_holding();
+  void start_load(RequestNumber number);
+  bool is_ready(RequestNumber number);
+  void run(RequestNumber number, Count tokens, Count padding, Count encoded);
+  bool fits_nowhere(RequestNumber number) const;
+  void sort_by_urgency(std::list<RequestNumber>& queue) const;
   void update_after_schedule();
   void update_from_output();
   Count wanted(const Request& request) const;
@@ -107,6 +121,7 @@ class VllmSchedulerOracle final : public ScheduleListener {
   VllmSchedulerConfig options_;
   std::map<RequestNumber, Request> requests_;
   std::list<RequestNumber> waiting_;  // under a priority: in any order
+  std::list<RequestNumber> holding_;  // likewise
   std::list<RequestNumber> running_;
   std::list<Scheduled> scheduled_;         // of the step that is decided now
   std::list<std::list<Scheduled>> queue_;  // batches under way, the oldest first; none is empty
@@ -122,6 +137,7 @@ class VllmSchedulerOracle final : public ScheduleListener {
   bool running_scheduled_ = false;
   bool preempted_ = false;
   bool results_due_ = false;
+  int quiet_ = 0;  ///< steps in a row with an empty running_ at their beginning
 };
 
 }  // namespace lockstep::reference

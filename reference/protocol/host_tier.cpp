@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "reference/base/registry.hpp"
 
 namespace lockstep {
@@ -11,6 +14,7 @@ constexpr std::string_view kKvField = "host_kv", kStatesField = "host_states", k
 
 const Registration<ConfigOption> kKv{
     {.name = kKvField, .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}}};
+const Registration<HostTierField> kKvTier{{kKvField}};
 const Registration<ConfigOption> kStates{
     {.name = kStatesField, .otherwise = "0", .number = {{0, std::int64_t{1} << 24}}}};
 const Registration<ConfigOption> kDisk{
@@ -19,7 +23,9 @@ const Registration<ConfigOption> kDisk{
 }  // namespace
 
 bool has_host_tier(const Config& config) {
-  return config.number(kKvField) != 0;
+  const std::vector<HostTierField> tiers = Registry<HostTierField>::all();
+  return std::any_of(tiers.begin(), tiers.end(),
+                     [&](const HostTierField& tier) { return config.number(tier.name) != 0; });
 }
 
 bool has_disk(const Config& config) {
@@ -27,7 +33,10 @@ bool has_disk(const Config& config) {
 }
 
 bool takes_host_tier(const ConfigFields& fields) {
-  return fields.contains(kKvField) || fields.contains(kStatesField);
+  const std::vector<HostTierField> tiers = Registry<HostTierField>::all();
+  return fields.contains(kStatesField) ||
+         std::any_of(tiers.begin(), tiers.end(),
+                     [&](const HostTierField& tier) { return fields.contains(tier.name); });
 }
 
 bool names_disk(const Operation& operation) {

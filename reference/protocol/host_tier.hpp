@@ -1,14 +1,21 @@
 // The config fields of a host tier, a second memory beside the device's, which any family of caches
-// may honour: `host_kv`, its KV tokens, and `host_states`, its states; and `disk`, behind a host.
+// may honour: `host_kv`, its KV tokens, and `host_states`, its states; and `disk`, behind a host. A
+// family may register others.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "reference/protocol/config.hpp"
 #include "reference/protocol/operation.hpp"
 
 namespace lockstep {
+
+/// A config field whose number, unless it is 0, gives a policy a host tier.
+struct HostTierField {
+  std::string_view name;
+};
 
 bool has_host_tier(const Config& config);
 bool has_disk(const Config& config);

@@ -119,6 +119,17 @@ std::int64_t BlockManager::need(const BlockRequest& request, const BlockHit* hit
   return sum;
 }
 
+std::int64_t BlockManager::remaining(const BlockRequest& request) const {
+  bool same_step = false;
+  return need(request, nullptr,
+              {.slots = request.known,
+               .main = request.known,
+               .local = request.computed,
+               .total = request.computed,
+               .is_cap = true},
+              same_step);
+}
+
 // --- Giving back ---------------------------------------------------------------------------------
 
 /// Columns below the running state; null gaps lie between them.

@@ -106,6 +106,8 @@ class BlockManager {
       return Allocated::yes;
     return allocate_slowly(request, wanted);
   }
+  /// Blocks that a request with tables still needs until all tokens that are known are computed.
+  std::int64_t remaining(const BlockRequest& request) const;
   /// The number of tokens, of `tokens` computed ones, that a later hit could match.
   std::int64_t cacheable(const GroupSpec& spec, std::int64_t tokens) const;
   /// Publishes what the first `tokens` tokens fill.

@@ -410,7 +410,33 @@ void OffloadTier::start(Job job) {
   if (labels_ != nullptr)
     for (const BlockCopy& copy : job.copies)
       labels_->queue_copy(copy, job.tail > 0 ? job.tail : rules_.groups[copy.group].block);
+  const SnapshotHost::Copied size = what(job);
+  SnapshotHost::Copied& sum = job.is_load ? to_device_ : to_host_;
+  sum.kv_tokens += size.kv_tokens;
+  sum.states += size.states;
   (job.is_load ? loads_ : stores_).push_back(std::move(job));
+}
+
+SnapshotHost::Copied OffloadTier::what(const Job& job) const {
+  SnapshotHost::Copied size;
+  for (const BlockCopy& copy : job.copies)
+    if (is_state(rules_.groups[copy.group].kind))
+      ++size.states;
+    else
+      size.kv_tokens += rules_.groups[copy.group].block;
+  return size;
+}
+
+SnapshotHost OffloadTier::host() const {
+  const std::int64_t chunk = rules_.state_block * rules_.blocks_per_chunk;
+  SnapshotHost now{.kv_total = rules_.cpu_chunks * chunk,
+                   .states_total = rules_.cpu_chunks,
+                   .to_host = to_host_,
+                   .to_device = to_device_};
+  for (const std::deque<Job>* const jobs : {&stores_, &loads_})
+    for (const Job& job : *jobs)
+      if (!job.landed) now.in_flight.push_back({job.id, !job.is_load, what(job)});
+  return now;
 }
 
 void OffloadTier::land(Job& job) {

@@ -28,6 +28,7 @@
 #include "cache_sim/policies/vllm/label_blocks.hpp"
 #include "cache_sim/policies/vllm/tiers/cpu_chunks.hpp"
 #include "cache_sim/policies/vllm/tiers/disk_tier.hpp"
+#include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -108,6 +109,8 @@ class OffloadTier {
   BlockId host_block(std::uint32_t chunk, std::int64_t column) const;
   /// In flight, or landed and not settled.
   const std::deque<Job>& stores() const { return stores_; }
+  /// Of copies that were started; tokens of KV and states count for each group.
+  SnapshotHost host() const;
   const std::deque<Job>& loads() const { return loads_; }
   /// To start with the next step, or with the end of this one.
   const std::vector<Job>& waiting() const { return waiting_; }
@@ -150,6 +153,7 @@ class OffloadTier {
   void fence(const std::vector<BlockId>& blocks, JobId job);
   void unfence(const std::vector<BlockId>& blocks, JobId job);
   void start(Job job);
+  SnapshotHost::Copied what(const Job& job) const;
   void land_up_to(std::deque<Job>& jobs, const std::set<JobId>& ids);
   void land(Job& job);
   void end_job(const Job& job);
@@ -180,6 +184,7 @@ class OffloadTier {
   std::set<JobId> flush_;
   std::vector<Job> new_loads_, waiting_;
   std::deque<Job> stores_, loads_;
+  SnapshotHost::Copied to_host_, to_device_;
   std::set<RequestId> loaded_;
   // The disk.
   std::optional<DiskTier> disk_;

@@ -71,6 +71,7 @@ const Registration<ConfigOption> kEagle{
     {.name = "eagle", .otherwise = "0", .number = {{0, 2}}, .for_children = true}};
 const Registration<ConfigOption> kCpuChunks{
     {.name = "cpu_chunks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true}};
+const Registration<HostTierField> kChunks{{"cpu_chunks"}}, kHostBlocks{{"cpu_blocks"}};
 const Registration<ConfigOption> kBlocksPerChunk{
     {.name = "blocks_per_chunk", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
 const Registration<ConfigOption> kCpuBlocks{

@@ -28,6 +28,7 @@ VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
   if (!manager_.rules().fills_drafter_places) most_tokens_ -= scheduler.draft_slots;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
   lookahead_ = scheduler.lookahead;
+  reserves_ = scheduler.is_vllm;
   cuts_padding_ = scheduler.is_vllm && manager_.rules().splitter_block == 0 && !scheduler.adapts &&
                   scheduler.long_prefill > 0 && scheduler.long_prefill <= config_.drafts;
   if (manager_.rules().cpu_chunks > 0) tier_ = std::make_unique<OffloadTier>(manager_.rules());
@@ -135,7 +136,11 @@ void VllmPolicy::forward() {
   if (has_tier()) end_schedule();
   if (worker_ && knows_its_rows()) run_worker();
   if (simple_) simple_->end_forward();
-  for (const std::uint32_t place : scheduled_) requests_[place].scheduled = false;
+  for (const std::uint32_t place : scheduled_) {
+    VllmRequest& request = requests_[place];
+    request.scheduled = false;
+    request.is_in_flight &= request.is_loading || request.prefills;
+  }
   scheduled_.clear();
   manager_.end_step();
   manager_.new_step();
@@ -199,7 +204,7 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   const std::int64_t offered = std::min<std::int64_t>(operation.external, size - 1);
   request.external = std::max<std::int64_t>(offered - request.hit.tokens, 0);
   if (has_tier() && !look_up_tier(operation, request)) return Reply::refusal(Refusal::same_step);
-  request.loads = request.is_loading = request.was_loaded = false;
+  request.loads = request.is_loading = request.was_loaded = request.is_in_flight = false;
   request.id = operation.id;
   request.waits = true;
   request.scheduled = false;
@@ -229,7 +234,9 @@ Result<void> VllmPolicy::check_extend(const VllmRequest& request,
   if (operation.async != (config_.overlap != 0))
     return fail("extend: async=1 is for a config with overlap=1, and all of its extends are");
   if (operation.n > 0 && request.waits && has_tier() && request.external > 0)
-    return fail(fmt::format("extend: request `{}` loads first (n=0 async=1)", operation.id.text()));
+    return fail(
+        fmt::format("extend: request `{}` loads first (n=0 async=1), as behind scheduler=vllm",
+                    operation.id.text()));
   if (operation.n == 0)
     return fail(
         fmt::format("extend: n=0 loads what another server sends, and request `{}` lacks "
@@ -317,6 +324,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   request.loads = request.waits && request.external > 0;
   request.begins = request.waits || request.was_loaded;
   if (request.begins) {
+    request.is_in_flight |= request.prefills;
     take_tier_blocks(request, request.waits ? request.external : 0);
     ++running_;
   }
@@ -340,6 +348,16 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   return reply;
 }
 
+/// Behind vLLM's scheduler a load leaves free what requests that are prefilled or loaded still need
+/// (rule 32).
+std::int64_t VllmPolicy::reserved() const {
+  if (!has_tier() || !reserves_) return 0;
+  std::int64_t blocks = 0;
+  for (const VllmRequest& request : requests_)
+    if (request.id.exists() && request.is_in_flight) blocks += manager_.remaining(request.blocks);
+  return blocks;
+}
+
 /// Allocates blocks for the hit and for the tokens that another server sends. The latter get keys
 /// only when they have come (rule 24).
 Reply VllmPolicy::load(VllmRequest& request) {
@@ -349,6 +367,7 @@ Reply VllmPolicy::load(VllmRequest& request) {
                                                                  .external = request.external,
                                                                  .delays_keys = true,
                                                                  .must_fit = true,
+                                                                 .reserved = reserved(),
                                                                  .others_run = running_ > 0});
   if (allocated != Allocated::yes)
     return Reply::refusal(allocated == Allocated::no_blocks ? Refusal::no_kv : Refusal::same_step);
@@ -356,7 +375,7 @@ Reply VllmPolicy::load(VllmRequest& request) {
   take_tier_blocks(request, request.external);
   ++changes_;
   request.waits = false;
-  request.is_loading = request.scheduled = true;
+  request.is_loading = request.is_in_flight = request.scheduled = true;
   request.blocks.computed = request.start = request.hit.tokens + request.external;
   scheduled_.push_back(static_cast<std::uint32_t>(&request - requests_.data()));
   return Reply().set(ReplyField::n, 0);
@@ -612,6 +631,7 @@ std::optional<Snapshot> VllmPolicy::snapshot() const {
   Snapshot now;
   now.kv_free = manager_.pool().free_count();
   now.kv_total = manager_.pool().block_count();
+  if (tier_) now.host = tier_->host();
   return now;
 }
 

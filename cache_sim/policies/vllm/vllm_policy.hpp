@@ -71,6 +71,7 @@ struct VllmRequest {
   bool loads = false;           ///< they come in the step that is being decided
   bool is_loading = false;      ///< or later: their `complete` is to come
   bool was_loaded = false;      ///< so, and nothing has been computed since
+  bool is_in_flight = false;    ///< loads, or prefills until the end of the step that is decided
   Tokens drafts;                ///< of a verification that waits for its accept
   std::vector<Flight> flights;  ///< the oldest first
   std::int64_t promised = 0;    ///< tokens that these sample, and their drafts
@@ -119,6 +120,7 @@ class VllmPolicy final : public Subject {
   Result<Reply> admit(const Operation& operation);
   Result<Reply> extend(const Operation& operation);
   Reply load(VllmRequest& request);
+  std::int64_t reserved() const;
   void end_load(VllmRequest& request);
   Result<Reply> complete(const Operation& operation);
   Result<Reply> accept(const Operation& operation);
@@ -162,6 +164,7 @@ class VllmPolicy final : public Subject {
   std::int64_t most_tokens_;  // of a prefill chunk
   std::int64_t lookahead_;    // tokens that a draft model writes after a row
   bool cuts_padding_;         // the scheduler's long_prefill is less than a row with all drafts
+  bool reserves_ = false;     // a load leaves what prefills that are under way still need
   std::int64_t running_ = 0;  // requests that something was computed for
   BlockManager manager_;
   KeyTable keys_;

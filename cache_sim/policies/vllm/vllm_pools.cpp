@@ -18,10 +18,14 @@ struct BlockLayout {
   std::int64_t block_bytes = 0;  ///< of all layers of one group
   std::string groups;            ///< the config field
 
-  static BlockLayout of(const Model& model) {
+  static std::int64_t group_layers(const Model& model) {
     const std::int64_t few = std::min(model.attention_layers, model.state_layers);
     const std::int64_t many = std::max(model.attention_layers, model.state_layers);
-    const std::int64_t group_layers = 4 * many < 5 * few ? many : few;
+    return 4 * many < 5 * few ? many : few;
+  }
+
+  static BlockLayout of(const Model& model) {
+    const std::int64_t group_layers = BlockLayout::group_layers(model);
     const std::int64_t token_bytes = model.token_bytes / model.attention_layers;
     const std::int64_t state_bytes = model.state_bytes / model.state_layers;
     BlockLayout layout;
@@ -67,12 +71,36 @@ std::string fields(const PoolMemory& memory) {
                      layout.block, layout.block, layout.groups);
 }
 
+/// The CPU tier's chunks, of blocks_per_chunk blocks of one group each, in one pool, behind the
+/// scheduler that knows of loads.
+Result<PoolLayout::Host> host(const PoolMemory& memory, const Config& config) {
+  const BlockLayout layout = BlockLayout::of(memory.model);
+  const std::int64_t blocks = config.number("blocks_per_chunk");
+  const std::int64_t chunks =
+      std::min(memory.bytes / (layout.block_bytes * blocks), std::int64_t{1} << 24);
+  if (chunks == 0) return no_room_for("chunk", memory);
+  return PoolLayout::Host{.kv_tokens = chunks * blocks * layout.block,
+                          .state_slots = chunks,
+                          .fields = fmt::format("cpu_chunks={}{}", chunks,
+                                                config.scheduler.empty() ? ",scheduler=vllm" : "")};
+}
+
+std::int64_t copied(const Model& model, std::int64_t block, const SnapshotHost::Copied& what) {
+  const std::int64_t token_bytes = model.token_bytes / model.attention_layers;
+  return (what.kv_tokens + what.states * block) * token_bytes * BlockLayout::group_layers(model);
+}
+
 PoolLayout::Blocks blocks(const Config& config) {
   return {config.number("blocks"), config.number("block")};
 }
 
-const Registration<PoolLayout> kVllm{
-    {.name = "vllm", .applies = applies, .contents = contents, .fields = fields, .blocks = blocks}};
+const Registration<PoolLayout> kVllm{{.name = "vllm",
+                                      .applies = applies,
+                                      .contents = contents,
+                                      .fields = fields,
+                                      .blocks = blocks,
+                                      .host = host,
+                                      .copied = copied}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "reference/protocol/host_tier.hpp"
+
 namespace lockstep::cache_sim {
 
 Result<VllmSchedulerOptions> VllmSchedulerOptions::of(const Config& config) {
@@ -16,6 +18,7 @@ Result<VllmSchedulerOptions> VllmSchedulerOptions::of(const Config& config) {
   };
   options.is_vllm = next() == "vllm";
   if (!options.is_vllm) return options;
+  options.has_tier = has_host_tier(config);
   const std::int64_t eagle = config.number("eagle");
   // A drafter with a model of its own, as EAGLE is, has KV of its own as well.
   bool has_draft_model = eagle != 0;

@@ -24,6 +24,7 @@ struct VllmSchedulerOptions : SchedulerOptions {
   std::int64_t encoder = 0;        ///< places of images that a step encodes; 0: images are tokens
   std::int64_t encoder_cache = 0;  ///< places of images that are kept
   bool whole_images = false;       ///< no row ends inside an image
+  bool has_tier = false;           ///< a step without rows ends with `step`, for its copies
 
   /// The error is a sentence that names the field.
   static Result<VllmSchedulerOptions> of(const Config& config);

@@ -191,10 +191,16 @@ std::string drawn_scheduler(Draw& draw, const Config& config, std::int64_t scale
   return text;
 }
 
+bool has_tier(const Config& config) {
+  return config.number("cpu_chunks") != 0 || config.number("cpu_blocks") != 0;
+}
+
 /// Options of vLLM's scheduler that the cache itself reads, for traces of single operations.
 void draw_block_budget(Draw& draw, Swarm& swarm) {
   if (!draw.chance(1, 4)) return;
   const Config& config = swarm.config;
+  // The scheduler refuses these.
+  if (has_disk(config) || (config.drafts > 0 && has_tier(config))) return;
   const VllmOptions options = VllmOptions::of(config);
   std::string text = "vllm";
   if (!draw.chance(1, 3)) text += ":watermark=" + std::to_string(1 + draw.below(6));
@@ -212,10 +218,6 @@ void draw_preempted_images(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
   fields.optional("blocks", static_cast<std::int64_t>(6 + draw.below(10)));
 }
 
-bool has_tier(const Config& config) {
-  return config.number("cpu_chunks") != 0 || config.number("cpu_blocks") != 0;
-}
-
 /// A CPU tier has chunks, or blocks of a manager of its own, or both.
 void draw_host_blocks(Draw draw, ConfigDraw& fields, const Config& config) {
   const std::uint64_t kind = draw.below(8);
@@ -228,8 +230,8 @@ void draw_host_blocks(Draw draw, ConfigDraw& fields, const Config& config) {
   if (config.number("cpu_blocks") != 0) fields.optional("lazy_offload", draw.chance(1, 3) ? 1 : 0);
 }
 
-/// Sometimes single operations have a CPU tier, of few chunks: beside groups of attention and
-/// states, without what its look-up does not know.
+/// Sometimes single operations, and more rarely requests, have a CPU tier, of few chunks: beside
+/// groups of attention and states, without what its look-up does not know.
 void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
   Config& config = swarm.config;
   VllmOptions options = VllmOptions::of(config);
@@ -237,10 +239,17 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
   const bool fits = options.groups.empty() || (has("mamba") && !has("window") &&
                                                (has("attention") || options.cpu_blocks == 0));
   const bool wants_disk = has_disk(config);
-  const bool draws = ((draw.chance(1, 2) && fits && !swarm.scheduled) || wants_disk) &&
+  const bool names_vllm = config.scheduler.starts_with("vllm");
+  const bool is_free = (fields.free("scheduler") || names_vllm) && fields.free("drafts");
+  const bool is_scheduled =
+      swarm.scheduled && is_free && !wants_disk && draw.stream("scheduled").chance(1, 4);
+  const bool may_draw = is_scheduled || !swarm.scheduled;
+  const bool draws = ((draw.chance(1, 2) && fits && may_draw) || wants_disk) &&
                      fields.has("cpu_chunks") && fields.free("cpu_chunks") && !has_numbers(config);
   if (!draws && !has_tier(config)) return;
-  swarm.scheduled = false;
+  swarm.scheduled = is_scheduled;
+  const bool has_scheduler = is_scheduled || names_vllm;
+  if (has_scheduler && fields.free("drafts")) config.drafts = 0;
   config.ranks = 1;
   config.routing.clear();
   if (!fits && fields.free("groups"))
@@ -254,7 +263,7 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
     config.put("retention", "none");  // which would have to be a multiple of its chunks
   if (draws) fields.optional("cpu_chunks", draw.between(2, draw.chance(1, 2) ? 8 : 40));
   if (config.number("cpu_chunks") > 0 && config.number("cpu_blocks") == 0)
-    fields.optional("disk", draw.chance(1, 2) ? 1 : 0);
+    fields.optional("disk", draw.chance(1, 2) && !has_scheduler ? 1 : 0);
   // Prompts need more chunks than there are.
   if (draws && has_disk(config) && draw.chance(2, 3))
     fields.optional("cpu_chunks", draw.between(2, 5));

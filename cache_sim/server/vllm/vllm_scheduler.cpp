@@ -7,6 +7,7 @@
 
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
+#include "reference/protocol/host_tier.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
@@ -41,7 +42,7 @@ void VllmScheduler::hear(const SchedulerEvent& event, SchedulerEffects& effects)
       return abort(event.request, effects);
     case SchedulerEvent::Kind::retract:
       require(phase_ == Phase::between_steps, "a request is retracted between steps");
-      if (record(event.request).state == State::running)
+      if (record(event.request).state == State::running && !record(event.request).holds)
         ask(Verb::preempt, event.request, Asked::retract, effects);
       return;
     case SchedulerEvent::Kind::step_due:
@@ -81,6 +82,7 @@ void VllmScheduler::begin_step(SchedulerEffects& effects) {
   if (threshold_ > 0 && options_.adapts)
     threshold_ = std::max(threshold_, input_budget_ / static_cast<std::int64_t>(load()));
   has_preempted_ = goes_on_prefilling_ = false;
+  quiet_steps_ = running_.empty() ? quiet_steps_ + 1 : 0;
   phase_ = Phase::running;
 }
 
@@ -134,11 +136,17 @@ void VllmScheduler::next_waiting(SchedulerEffects& effects) {
   }
   const bool room = left() > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
   if (!room || cursor_ == waiting_.size()) return end_decisions(effects);
-  ask(Verb::admit, waiting_[cursor_], Asked::admit, effects);
+  const RequestNumber number = waiting_[cursor_];
+  if (requests_[number].is_loading) {
+    ask(Verb::complete, number, Asked::loaded, effects);
+    return;
+  }
+  if (requests_[number].holds) return go_on_after_load(number, effects);
+  ask(Verb::admit, number, Asked::admit, effects);
 }
 
 void VllmScheduler::end_decisions(SchedulerEffects& effects) {
-  if (!batch_.empty()) {
+  if (!batch_.empty() || options_.has_tier) {
     ask(Verb::step, 0, Asked::step, effects);
     for (const Row& row : batch_) effects.operation->ids.push_back(requests_[row.request].spec->id);
     return;
@@ -280,6 +288,15 @@ void VllmScheduler::settle(Asked asked, const Reply& reply, SchedulerEffects& ef
   switch (asked) {
     case Asked::admit: return settle_admission(reply, effects);
     case Asked::extend: return settle_extend(reply, effects);
+    case Asked::load: return settle_load(reply, effects);
+    case Asked::loaded:
+      if (reply.refused != Refusal::none) {
+        LOCKSTEP_MARK("vllm_scheduler.overtakes_who_loads");
+        ++cursor_;
+        return;
+      }
+      requests_[number].is_loading = false;
+      return go_on_after_load(number, effects);
     case Asked::undo: return end_decisions(effects);
     case Asked::skip: ++cursor_; return;
     case Asked::preempt: return settle_preemption(effects);
@@ -320,9 +337,11 @@ void VllmScheduler::settle_extend(const Reply& reply, SchedulerEffects& effects)
   }
   if (tokens == 0) {
     encoder_.release_all(number);
+    if (request.holds && !is_alone()) return end_decisions(effects);
     return undo_admission(effects);
   }
   waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(cursor_));
+  if (std::exchange(request.holds, false)) --holders_;
   running_.push_back(number);
   request.state = State::running;
   effects.notes.push_back({SchedulerNote::Kind::admitted, number});
@@ -331,6 +350,11 @@ void VllmScheduler::settle_extend(const Reply& reply, SchedulerEffects& effects)
 
 void VllmScheduler::settle_admission(const Reply& reply, SchedulerEffects& effects) {
   Request& request = requests_[subject_of_ask_];
+  if (reply.refused == Refusal::same_step) {
+    LOCKSTEP_MARK("vllm_scheduler.passes_over_who_needs_a_copy");
+    ++cursor_;
+    return;
+  }
   if (reply.refused != Refusal::none) {
     if (reply.refused != Refusal::too_long && !is_alone()) return end_decisions(effects);
     encoder_.release_all(subject_of_ask_);
@@ -339,6 +363,12 @@ void VllmScheduler::settle_admission(const Reply& reply, SchedulerEffects& effec
   }
   request.computed = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
   request.told = request.spec->prompt_size + request.sampled;
+  if (reply.get(ReplyField::host, 0) > 0) {
+    Operation& load = ask(Verb::extend, subject_of_ask_, Asked::load, effects);
+    load.n = 0;
+    load.async = true;
+    return;
+  }
   std::uint32_t tokens = share(request);
   if (is_padded(request)) {
     const std::int64_t padded = 1 + options_.drafts;
@@ -361,9 +391,32 @@ bool VllmScheduler::is_padded(const Request& request) const {
          (running_rows_ > 0 || request.computed > 0);
 }
 
+/// The request has blocks for its load, or did not get them.
+void VllmScheduler::settle_load(const Reply& reply, SchedulerEffects& effects) {
+  if (reply.refused != Refusal::none) return undo_admission(effects);
+  const RequestNumber number = subject_of_ask_;
+  Request& request = requests_[number];
+  request.holds = request.is_loading = true;
+  request.state = State::running;
+  waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(cursor_));
+  auto place = waiting_.begin() + holders_;
+  if (options_.by_priority)
+    place = std::partition_point(waiting_.begin(), place,
+                                 [&](RequestNumber other) { return goes_before(other, number); });
+  waiting_.insert(place, number);
+  ++holders_;
+  ++cursor_;
+}
+
+void VllmScheduler::go_on_after_load(RequestNumber number, SchedulerEffects& effects) {
+  extend(number, share(requests_[number]), effects);
+}
+
 /// Whether nothing else runs, so that there will never be more room than now.
 bool VllmScheduler::is_alone() const {
-  return running_.empty() && batch_.empty() && launched_.empty();
+  if (options_.has_tier && quiet_steps_ <= kQuietSteps) return false;
+  const bool is_next = holders_ == 0 || requests_[subject_of_ask_].holds;
+  return running_.empty() && batch_.empty() && launched_.empty() && is_next;
 }
 
 /// Undoes an admission. The subject holds nothing, because the look-up took no blocks.
@@ -401,6 +454,10 @@ void VllmScheduler::settle_preemption(SchedulerEffects& effects) {
 }
 
 void VllmScheduler::settle_step(SchedulerEffects& effects) {
+  if (batch_.empty()) {
+    phase_ = Phase::between_steps;
+    return;
+  }
   StepWork work;
   for (const Row& row : batch_) {
     (row.decodes ? work.decode_tokens : work.prefill_tokens) += row.tokens;
@@ -490,9 +547,10 @@ bool VllmScheduler::goes_before(RequestNumber a, RequestNumber b) const {
 
 void VllmScheduler::wait(RequestNumber number, bool front) {
   requests_[number].state = State::waiting;
-  auto place = front ? waiting_.begin() : waiting_.end();
+  const auto first = waiting_.begin() + holders_;
+  auto place = front ? first : waiting_.end();
   if (options_.by_priority)
-    place = std::partition_point(waiting_.begin(), waiting_.end(),
+    place = std::partition_point(first, waiting_.end(),
                                  [&](RequestNumber other) { return goes_before(other, number); });
   waiting_.insert(place, number);
 }
@@ -503,6 +561,8 @@ void VllmScheduler::forget(RequestNumber number) {
   encoder_.release_all(number);
   std::erase(running_, number);
   std::erase(waiting_, number);
+  if (std::exchange(request.holds, false)) --holders_;
+  request.is_loading = false;
   request.computed = request.told = request.promised = 0;
   request.prefills = true;
   request.stale = request.in_flight;
@@ -521,6 +581,10 @@ const Registration<SchedulerEntry> kRegistered{
        if (!options) return tl::unexpected(options.error());
        if (!policy.config_fields.contains("blocks"))
          return fail(fmt::format("field scheduler: policy {} is none of vLLM's", policy.name));
+       if (config.drafts > 0 && has_host_tier(config))
+         return fail("field drafts: scheduler=vllm has none beside a CPU tier");
+       if (has_disk(config))
+         return fail("field disk: scheduler=vllm loads from the CPU tier alone");
        return {};
      },
      .make = [](const Config& config) -> std::unique_ptr<ServerScheduler> {

@@ -38,6 +38,14 @@
 // bring it tokens. With drafts, a row always has G of them, placeholders for the drafts that the
 // forward before it makes, and it begins after all placeholders of the row before. Its result, told
 // by `accept`, moves the request back by the number of rejected drafts.
+//
+// A CPU tier (cpu_chunks=, cpu_blocks=): an admission whose answer has `host=` gets blocks for what
+// is loaded (extend n=0 async=1) and no row. It waits for its load in front of all requests without
+// blocks, in the order in which the loads began, or of priority; the next one is tried meanwhile.
+// Each step asks for it (`complete`) until the load has been settled; then its first chunk is
+// extended. If that is refused or cut to nothing, it keeps its blocks and nobody else is admitted;
+// where nothing runs, it is refused for good. A look-up that is refused, because what it needs is
+// being copied, is passed over. A step without rows ends with `step`, too: copies start with it.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +62,10 @@ namespace lockstep::cache_sim {
 /// longest request.
 inline constexpr int kLonePreemptions = 8;
 
+/// With a CPU tier, a request is refused for good only after more quiet steps than this: copies may
+/// hold blocks so long.
+inline constexpr int kQuietSteps = 2;
+
 /// The state of a request in this scheduler.
 struct VllmServedRequest : ServedRequest {
   std::uint32_t computed = 0;    ///< tokens that were extended; their results may be out
@@ -64,6 +76,8 @@ struct VllmServedRequest : ServedRequest {
   std::uint64_t arrival = 0;     ///< its place in the order of all arrivals
   std::size_t verification = 0;  ///< the next one that its line specifies
   bool prefills = true;          ///< its last step did not reach the end of the known tokens
+  bool holds = false;            ///< it waits and has blocks: its load is under way or has come
+  bool is_loading = false;       ///< and its load is under way, as far as it is known
   int lone_preemptions = 0;      ///< since its last token; see kLonePreemptions
   std::vector<EncoderCache::Image> images;  ///< the images of its line
   /// Tokens that are not scheduled yet, without drafts.
@@ -75,6 +89,8 @@ enum class VllmAsks : std::uint8_t {
   nothing,
   admit,
   extend,
+  load,
+  loaded,
   undo,
   skip,
   preempt,
@@ -139,6 +155,8 @@ class VllmScheduler final
   void make_room(SchedulerEffects& effects);
   void settle_extend(const Reply& reply, SchedulerEffects& effects);
   void settle_admission(const Reply& reply, SchedulerEffects& effects);
+  void settle_load(const Reply& reply, SchedulerEffects& effects);
+  void go_on_after_load(RequestNumber request, SchedulerEffects& effects);
   void settle_preemption(SchedulerEffects& effects);
   void settle_step(SchedulerEffects& effects);
   void settle_result(SchedulerEffects& effects);
@@ -151,6 +169,8 @@ class VllmScheduler final
   std::vector<Row> batch_;     // rows of the step that is being decided, or of the last one
   std::vector<Row> launched_;  // rows whose results come next
   std::uint64_t arrivals_ = 0;
+  std::ptrdiff_t holders_ = 0;  // the first requests of waiting_, which hold blocks
+  int quiet_steps_ = 0;         // steps in a row that began with nothing running
 
   Phase phase_ = Phase::between_steps;
   std::uint32_t asked_tokens_ = 0;

@@ -376,6 +376,115 @@ TEST(VllmScheduler, aPreemptedRequestIsOvertakenUntilItsResultsAreThere) {
             "step:a:b:c:d |complete:a");
 }
 
+// --- Loads from a CPU tier -----------------------------------------------------------------------
+
+Config with_tier(Config config) {
+  config.put("cpu_chunks", 8);
+  return config;
+}
+
+/// Admissions of these requests find so many tokens on the host. Their loads land after as many
+/// steps, and their first chunks are refused as often, as is said.
+struct Loading {
+  std::map<std::string, std::int64_t> host;
+  std::map<std::string, int> lands_after{}, refused_after_load{};
+  std::string same_step{};  ///< an admission that is refused once
+  Reply operator()(const Operation& asked) {
+    const std::string id = asked.id.exists() ? asked.id.text() : "";
+    if (asked.verb == Verb::admit && id == same_step) {
+      same_step.clear();
+      return Reply::refusal(Refusal::same_step);
+    }
+    if (asked.verb == Verb::admit)
+      return Reply{}.set(ReplyField::cached, host[id]).set(ReplyField::host, host[id]);
+    if (asked.verb == Verb::complete && lands_after[id]-- > 0)
+      return Reply::refusal(Refusal::same_step);
+    if (asked.verb == Verb::extend && asked.n > 0 && refused_after_load[id]-- > 0)
+      return Reply::refusal(Refusal::no_kv);
+    return Reply{};
+  }
+};
+
+// A request that loads has no row, holds nobody up, and goes on before requests without blocks.
+TEST(VllmScheduler, othersRunWhileARequestLoads) {
+  Server server(with_tier(kRules));
+  server.answer = Loading{{{"a", 4}}, {{"a", 1}}};
+  server.arrive("a", 6, 2);
+  server.arrive("b", 3, 3);
+  EXPECT_EQ(server.step(), "admit:a extend:a:0 admit:b extend:b:3 step:b |");
+  EXPECT_EQ(server.news(), "b admitted, b has 1");
+  server.arrive("c", 8, 1);
+  EXPECT_EQ(server.step(), "extend:b:1 complete:a admit:c extend:c:7 step:b:c |");
+  EXPECT_EQ(server.step(),
+            "extend:b:1 extend:c:1 complete:a extend:a:2 step:b:c:a |finish:b finish:c");
+  EXPECT_EQ(server.step(), "extend:a:1 step:a |finish:a");
+}
+
+// Requests that load wait in the order in which their loads began, in front of all others, or in
+// order of priority.
+TEST(VllmScheduler, loadedRequestsGoFirst) {
+  for (const bool by_priority : {false, true}) {
+    Server server(with_tier({.chunked_prefill = 8,
+                             .max_running = 1,
+                             .scheduler = by_priority ? "vllm:priority" : "vllm"}));
+    server.answer = Loading{{{"a", 4}, {"b", 4}}};
+    for (const char* const id : {"a", "b", "c"}) {
+      RequestSpec spec = spec_of(id, 5, 1);
+      spec.priority = *id == 'b' ? 1 : 0;
+      server.arrive(spec);
+    }
+    server.step();
+    EXPECT_EQ(server.step(), by_priority ? "complete:b extend:b:1 step:b |finish:b"
+                                         : "complete:a extend:a:1 step:a |finish:a")
+        << "c runs first";
+  }
+}
+
+// With its blocks, a loaded request waits for more of them, and nobody is admitted meanwhile.
+TEST(VllmScheduler, aLoadedRequestThatFindsNoRoomKeepsItsBlocks) {
+  Server server(with_tier(kRules));
+  server.answer = Loading{{{"a", 4}}, {}, {{"a", 1}}};
+  server.arrive("b", 1, 9);
+  server.arrive("a", 6, 1);
+  EXPECT_EQ(server.step(), "admit:b extend:b:1 admit:a extend:a:0 step:b |");
+  server.arrive("c", 1, 1);
+  EXPECT_EQ(server.step(), "extend:b:1 complete:a extend:a:2 step:b |");
+  EXPECT_EQ(server.step(),
+            "extend:b:1 extend:a:2 admit:c extend:c:1 step:b:a:c |finish:a finish:c");
+}
+
+// Copies may hold blocks for two steps; after them a request that is next and does not fit never
+// will.
+TEST(VllmScheduler, aLoneLoadedRequestThatFitsNowhereIsRefused) {
+  Server server(with_tier(kRules));
+  server.answer = Loading{{{"a", 4}}, {}, {{"a", 2}}};
+  server.arrive("a", 6, 1);
+  EXPECT_EQ(server.step(), "admit:a extend:a:0 step");
+  EXPECT_EQ(server.step(), "complete:a extend:a:2 step");
+  EXPECT_EQ(server.step(), "extend:a:2 abort:a step");
+  EXPECT_EQ(server.news(), "a ends: refused");
+}
+
+TEST(VllmScheduler, aRequestWhoseCopiesAreUnderWayIsPassedOver) {
+  Server server(with_tier(kRules));
+  server.answer = Loading{.host = {}, .same_step = "a"};
+  server.arrive("a", 3, 1);
+  server.arrive("b", 3, 1);
+  EXPECT_EQ(server.step(), "admit:a admit:b extend:b:3 step:b |finish:b");
+  EXPECT_EQ(server.step(), "admit:a extend:a:3 step:a |finish:a");
+}
+
+// A retraction does not reach a request that loads; its client's leaving does.
+TEST(VllmScheduler, aLoadingRequestIsAbortedAndNotRetracted) {
+  Server server(with_tier(kRules));
+  server.answer = Loading{{{"a", 4}}};
+  const RequestNumber a = server.arrive("a", 6, 1);
+  EXPECT_EQ(server.step(), "admit:a extend:a:0 step");
+  EXPECT_EQ(server.retract(a), "");
+  EXPECT_EQ(server.abort(a), "abort:a");
+  EXPECT_FALSE(server.has_work());
+}
+
 // --- Any requests, any refusals, any cuts --------------------------------------------------------
 
 struct Played {
@@ -391,14 +500,15 @@ Played play_random_requests(std::uint64_t seed,
   if (const std::uint64_t tokens = below(6); tokens > 0)
     scheduler += fmt::format(":long_prefill={}", tokens);
   if (below(3) == 0) scheduler += ":adaptive";
-  if (below(2) == 0)
+  const bool loads = random_below(3, seed, 1, 0) == 0;  // beside neither images nor drafts
+  if (below(2) == 0 && !loads)
     scheduler += fmt::format(":encoder={}:encoder_cache={}", 5 + below(5), 5 + below(8));
   const Config options{.chunked_prefill = static_cast<std::int64_t>(1 + below(12)),
                        .max_running = static_cast<std::int64_t>(1 + below(4)),
-                       .overlap = static_cast<std::int64_t>(below(2)),
-                       .drafts = static_cast<std::int64_t>(below(2) * below(4)),
+                       .overlap = loads ? 0 : static_cast<std::int64_t>(below(2)),
+                       .drafts = loads ? 0 : static_cast<std::int64_t>(below(2) * below(4)),
                        .scheduler = scheduler};
-  Server server(options);
+  Server server(loads ? with_tier(options) : options);
   server.spoil = spoil;
   Played played;
   int in_a_row = 0;
@@ -412,6 +522,19 @@ Played play_random_requests(std::uint64_t seed,
     if (!asked.drafts.empty()) played.seen.insert("drafts");
     const bool moody = in_a_row < 4 && below(8) == 0;
     in_a_row = moody ? in_a_row + 1 : 0;
+    if (loads && asked.verb == Verb::admit && below(3) > 0) {
+      const auto host = static_cast<std::int64_t>(below(asked.tokens.size()));
+      return moody ? Reply::refusal(Refusal::same_step)
+                   : Reply{}.set(ReplyField::cached, host).set(ReplyField::host, host);
+    }
+    if (loads && asked.verb == Verb::complete) {
+      played.seen.insert(moody ? "load awaited" : "load");
+      return moody ? Reply::refusal(Refusal::same_step) : Reply{};
+    }
+    if (loads && asked.n == 0) {
+      EXPECT_TRUE(asked.async);
+      return moody ? Reply::refusal(Refusal::no_kv) : Reply{}.set(ReplyField::n, 0);
+    }
     if (asked.verb == Verb::admit)
       return moody ? Reply::refusal(Refusal::no_kv)
                    : Reply{}.set(ReplyField::cached,
@@ -459,8 +582,8 @@ TEST(VllmScheduler, randomRequestsEndAsTheRulesSay) {
   std::set<std::string> seen;
   for (std::uint64_t seed = 0; seed < 300 && !HasFailure(); ++seed)
     seen.merge(play_random_requests(seed).seen);
-  for (const char* const verb :
-       {"admit", "extend", "preempt", "step", "complete", "finish", "abort", "accept", "drafts"})
+  for (const char* const verb : {"admit", "extend", "preempt", "step", "complete", "finish",
+                                 "abort", "accept", "drafts", "load", "load awaited"})
     EXPECT_TRUE(seen.contains(verb)) << verb;
 }
 
@@ -492,10 +615,15 @@ TEST(VllmScheduler, aRuleThatIsBrokenIsNoticed) {
           if (exchange.operation.verb == Verb::accept && exchange.operation.n > 1)
             --exchange.operation.n;
       },
+      [](SchedulerEpisode& heard) {  // a row before its load has been settled
+        for (auto& exchange : heard.asked)
+          if (exchange.operation.verb == Verb::complete)
+            exchange.reply = Reply::refusal(Refusal::same_step);
+      },
       [](SchedulerEpisode& heard) { heard.notes.clear(); }};
   for (const auto& spoil : spoils) {
     bool noticed = false;
-    for (std::uint64_t seed = 0; seed < 20 && !noticed; ++seed)
+    for (std::uint64_t seed = 0; seed < 60 && !noticed; ++seed)
       noticed = play_random_requests(seed, spoil).finding.has_value();
     EXPECT_TRUE(noticed) << &spoil - spoils;
   }
