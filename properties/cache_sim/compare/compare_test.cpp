@@ -403,6 +403,37 @@ TEST(Compare, hitsAndCopiesAreToldByTier) {
   EXPECT_LT(without.policies[0].measures.hit_tokens, row.measures.hit_tokens);
 }
 
+// vLLM's host tier is one pool of chunks, behind the scheduler that loads from it; a row is what
+// the fields say by themselves.
+TEST(Compare, vllmsHostTierIsOnePoolOfChunks) {
+  CompareRequest request{.workload = "sessions:requests=150",
+                         .policies = {"vllm-align"},
+                         .capacities = {std::int64_t{2} << 30},
+                         .hosts = {std::int64_t{16} << 30}};
+  const Result<Comparison> comparison = compare(request);
+  ASSERT_TRUE(comparison) << comparison.error().text;
+  const ComparedPolicy& row = comparison->policies[0];
+  EXPECT_GT(row.host->hit_tokens, 0);
+  EXPECT_LE(row.host->hit_tokens, row.measures.hit_tokens);
+  EXPECT_GT(row.host->bytes_to_device, 0);
+  EXPECT_GT(row.host->bytes_to_host, row.host->bytes_to_device / 10);
+  EXPECT_EQ(row.host->kv_tokens, row.host->state_slots * row.block);
+  request.policies = {
+      fmt::format("vllm-align@scheduler=vllm@cpu_chunks={}", row.host->state_slots)};
+  const Result<Comparison> counted = compare(request);
+  ASSERT_TRUE(counted) << counted.error().text;
+  EXPECT_EQ(counted->policies[0].host->bytes_to_host, row.host->bytes_to_host);
+  EXPECT_EQ(counted->policies[0].measures.hit_tokens, row.measures.hit_tokens);
+  request.policies = {"vllm-align@host_share=500"};
+  EXPECT_EQ(compare(request).error().text,
+            "policy vllm-align@host_share=500: its host tier is one pool for KV and states, which "
+            "host_share cannot divide");
+  request.policies = {"vllm-align"};
+  request.capacities.clear();
+  EXPECT_EQ(compare(request).error().text,
+            "policy vllm-align: --host: the bytes of a block are known with a --capacity alone");
+}
+
 // The bytes of a host tier are cut by host_share, and a row is what the fields of that cut give.
 TEST(Compare, hostTiersAreCutByTheirShare) {
   constexpr std::int64_t kGib = std::int64_t{1} << 30;
