@@ -74,7 +74,7 @@ constexpr FieldRow kAdmit[] = {
     {.name = "external", .kind = NumberField{&Operation::external}, .needs = Capability::transfers},
     kId,
     {.name = "images", .kind = ImagesField{&Operation::images}, .needs = Capability::content_keys},
-    {.name = "late", .kind = FlagField{&Operation::late}, .needs = Capability::tiers},
+    {"late", FlagField{&Operation::late}},
     {.name = "lora", .kind = NameField{&Operation::lora}, .needs = Capability::content_keys},
     {"prompt", NumberField{&Operation::prompt}},
     {"room", NumberField{&Operation::room}},
