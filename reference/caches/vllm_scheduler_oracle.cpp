@@ -280,6 +280,18 @@ bool VllmSchedulerOracle::fits_nowhere(RequestNumber number) const {
   return is_empty() && (has_blocks || holding_.empty());
 }
 
+Operation VllmSchedulerOracle::look_up(RequestNumber number) const {
+  const Request& request = requests_.at(number);
+  Operation admit = about(Verb::admit, number);
+  admit.tokens = request.spec->tokens.prefix(static_cast<std::uint32_t>(request.tokens));
+  admit.prompt = request.spec->prompt_size;
+  admit.salt = request.spec->salt;
+  admit.lora = request.spec->lora;
+  for (const RequestSpec::Image& image : request.spec->images)
+    if (image.name.exists()) admit.images.push_back(image);
+  return admit;
+}
+
 void VllmSchedulerOracle::schedule_waiting() {
   sort_by_urgency(waiting_);
   for (auto next = waiting_.begin(); next != waiting_.end() && budget_ > 0;) {
@@ -291,14 +303,7 @@ void VllmSchedulerOracle::schedule_waiting() {
       ++next;
       continue;
     }
-    Operation admit = about(Verb::admit, number);
-    admit.tokens = request.spec->tokens.prefix(static_cast<std::uint32_t>(request.tokens));
-    admit.prompt = request.spec->prompt_size;
-    admit.salt = request.spec->salt;
-    admit.lora = request.spec->lora;
-    for (const RequestSpec::Image& image : request.spec->images)
-      if (image.name.exists()) admit.images.push_back(image);
-    const Reply& hit = ask(admit);
+    const Reply& hit = ask(look_up(number));
     if (hit.refused == Refusal::same_step) {  // the connector does not know yet
       ++next;
       continue;

@@ -96,6 +96,7 @@ class VllmSchedulerOracle final : public ScheduleListener {
 
   void schedule();
   void schedule_running();
+  Operation look_up(RequestNumber number) const;
   void schedule_waiting();
   bool schedule_holding();
   void start_load(RequestNumber number);

@@ -85,7 +85,7 @@ void RadixAuditor::note_waiting(const Operation& operation, const Reply& reply) 
   const bool was_known = known != asked_.end();
   const Asked before = was_known ? known->second : Asked{};
   Operation first = operation;
-  first.async = false;
+  first.late = false;
   const bool is_same = was_known && before.admission == first.text();
   if (reply.refused == Refusal::too_long) return;
   if (!is_same) use_by_match(operation.tokens, matched_, operation.salt);

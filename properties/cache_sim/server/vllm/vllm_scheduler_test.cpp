@@ -492,6 +492,23 @@ struct Played {
   std::optional<Finding> finding;
 };
 
+RequestSpec random_request(int i, const std::function<std::uint64_t(std::uint64_t)>& below) {
+  RequestSpec spec = spec_of(fmt::format("r{}", i), static_cast<std::uint32_t>(1 + below(15)),
+                             static_cast<std::uint32_t>(1 + below(5)));
+  spec.stops = below(2) == 0;
+  spec.priority = static_cast<std::int64_t>(below(3));
+  for (std::uint64_t verifications = below(5); verifications > 0; --verifications) {
+    spec.drafts.push_back(static_cast<std::int64_t>(below(5)));
+    spec.accept.push_back(
+        static_cast<std::int64_t>(1 + below(static_cast<std::uint64_t>(spec.drafts.back()) + 1)));
+  }
+  for (std::uint32_t at = static_cast<std::uint32_t>(below(8)); at < spec.prompt_size; at += 5) {
+    const auto size = static_cast<std::uint32_t>(1 + below(5));
+    if (at + size <= spec.prompt_size) spec.images.push_back({at, size});
+  }
+  return spec;
+}
+
 Played play_random_requests(std::uint64_t seed,
                             const std::function<void(SchedulerEpisode&)>& spoil = {}) {
   std::uint64_t index = 0;
@@ -552,20 +569,7 @@ Played play_random_requests(std::uint64_t seed,
   };
   std::vector<RequestNumber> requests;
   for (int i = 0; i < 12; ++i) {
-    RequestSpec spec = spec_of(fmt::format("r{}", i), static_cast<std::uint32_t>(1 + below(15)),
-                               static_cast<std::uint32_t>(1 + below(5)));
-    spec.stops = below(2) == 0;
-    spec.priority = static_cast<std::int64_t>(below(3));
-    for (std::uint64_t verifications = below(5); verifications > 0; --verifications) {
-      spec.drafts.push_back(static_cast<std::int64_t>(below(5)));
-      spec.accept.push_back(
-          static_cast<std::int64_t>(1 + below(static_cast<std::uint64_t>(spec.drafts.back()) + 1)));
-    }
-    for (std::uint32_t at = static_cast<std::uint32_t>(below(8)); at < spec.prompt_size; at += 5) {
-      const auto size = static_cast<std::uint32_t>(1 + below(5));
-      if (at + size <= spec.prompt_size) spec.images.push_back({at, size});
-    }
-    requests.push_back(server.arrive(spec));
+    requests.push_back(server.arrive(random_request(i, below)));
     for (std::uint64_t steps = below(4); steps > 0; --steps) server.step();
     const RequestNumber one = requests[below(requests.size())];
     if (below(10) == 0) server.abort(one);
