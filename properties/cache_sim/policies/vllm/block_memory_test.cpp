@@ -176,6 +176,7 @@ ExploreOutcome explored(std::string_view policy, std::int64_t traces) {
   ExploreOptions options;
   options.run.subjects = {fmt::format("blocks-of-{}", policy)};
   options.run.check = CheckLevel::labels;
+  options.run.fixed = {"cpu_chunks", "cpu_blocks"};  // a load is told to the policy's own labels
   options.traces = traces;
   options.shrinks = false;
   Result<ExploreOutcome> outcome = explore(options);
