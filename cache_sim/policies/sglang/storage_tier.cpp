@@ -66,20 +66,19 @@ bool StorageTier::end_write(bool fails) {
 
 void StorageTier::clear() {
   if (reading_) reading_->outlives_pages = true;
-  const auto is_read = [&](auto slot) {
-    if (!reading_) return false;
-    const TierCopy& now = reading_->slots;
-    if constexpr (std::is_same_v<decltype(slot), StateSlot>)
-      return !now.states.empty() && now.states.front().source == slot;
-    else
-      return std::any_of(now.kv_sources.begin(), now.kv_sources.end(), [&](const KvRun& run) {
-        return std::find(run.slots().begin(), run.slots().end(), slot) != run.slots().end();
-      });
+  const TierCopy read = reading_ ? reading_->slots : TierCopy{};
+  const auto reads_page = [&](std::uint32_t slot) {
+    return std::any_of(read.kv_sources.begin(), read.kv_sources.end(), [&](const KvRun& run) {
+      return std::find(run.slots().begin(), run.slots().end(), slot) != run.slots().end();
+    });
+  };
+  const auto reads_state = [&](StateSlot slot) {
+    return !read.states.empty() && read.states.front().source == slot;
   };
   for (const auto& [key, page] : pages_)
-    if (!is_read(page.slots().front())) kv_.release(KvRuns{page});
+    if (!reads_page(page.slots().front())) kv_.release(KvRuns{page});
   for (const auto& [key, slot] : stored_states_)
-    if (!is_read(slot)) states_.release(slot);
+    if (!reads_state(slot)) states_.release(slot);
   pages_.clear();
   stored_states_.clear();
 }

@@ -191,16 +191,12 @@ std::string drawn_scheduler(Draw& draw, const Config& config, std::int64_t scale
   return text;
 }
 
-bool has_tier(const Config& config) {
-  return config.number("cpu_chunks") != 0 || config.number("cpu_blocks") != 0;
-}
-
 /// Options of vLLM's scheduler that the cache itself reads, for traces of single operations.
 void draw_block_budget(Draw& draw, Swarm& swarm) {
   if (!draw.chance(1, 4)) return;
   const Config& config = swarm.config;
   // The scheduler refuses these.
-  if (has_disk(config) || (config.drafts > 0 && has_tier(config))) return;
+  if (has_disk(config) || (config.drafts > 0 && has_host_tier(config))) return;
   const VllmOptions options = VllmOptions::of(config);
   std::string text = "vllm";
   if (!draw.chance(1, 3)) text += ":watermark=" + std::to_string(1 + draw.below(6));
@@ -246,7 +242,7 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
   const bool may_draw = is_scheduled || !swarm.scheduled;
   const bool draws = ((draw.chance(1, 2) && fits && may_draw) || wants_disk) &&
                      fields.has("cpu_chunks") && fields.free("cpu_chunks") && !has_numbers(config);
-  if (!draws && !has_tier(config)) return;
+  if (!draws && !has_host_tier(config)) return;
   swarm.scheduled = is_scheduled;
   const bool has_scheduler = is_scheduled || names_vllm;
   if (has_scheduler && fields.free("drafts")) config.drafts = 0;
@@ -364,7 +360,7 @@ void draw_reloads(SwarmDraw& part) {
 void rate(SwarmDraw& part) {
   Draw draw = part.draw.stream("vllm rates");
   auto& [all, accepted, fields, swarm, scale] = part;
-  if (has_tier(swarm.config)) {
+  if (has_host_tier(swarm.config)) {
     swarm.sent = 0;  // nobody else sends tokens
     swarm.copies = static_cast<int>(part.draw.stream("vllm copies").between(1, 12));
     swarm.has_disk = has_disk(swarm.config);

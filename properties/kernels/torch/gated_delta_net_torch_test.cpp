@@ -46,9 +46,6 @@ struct Step {
 };
 
 TEST(TorchGatedDeltaNet, isTheReferenceBitByBit) {
-  const auto format = [](at::ScalarType type) {
-    return type == at::kFloat ? Format::float32 : Format::bf16;
-  };
   for (const at::ScalarType activations : {at::kFloat, at::kBFloat16})
     for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
       Step step;
@@ -66,8 +63,8 @@ TEST(TorchGatedDeltaNet, isTheReferenceBitByBit) {
            .norm_weight = step.norm_weight,
            .conv_bias = step.bias.view(),
            .slots = {.indices = step.slots.view()},
-           .storage = {.state = format(states), .output = format(activations)},
-           .window = format(activations)},
+           .storage = {.state = format_of(states), .output = format_of(activations)},
+           .window = format_of(activations)},
           step.window.view(), step.state.view(), expected.view());
       const auto array = [&](const char* name) { return named.at(name).toTensor(); };
       EXPECT_EQ(out.scalar_type(), activations);

@@ -48,9 +48,6 @@ struct Step {
 };
 
 TEST(TorchMamba1, isTheReferenceBitByBit) {
-  const auto format = [](at::ScalarType type) {
-    return type == at::kFloat ? Format::float32 : Format::bf16;
-  };
   for (const at::ScalarType activations : {at::kFloat, at::kBFloat16})
     for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
       Step step;
@@ -72,7 +69,7 @@ TEST(TorchMamba1, isTheReferenceBitByBit) {
            .b_weight = step.b_weight.view(),
            .c_weight = step.c_weight.view(),
            .slots = {.indices = step.slots.view()},
-           .storage = {.state = format(states), .output = format(activations)}},
+           .storage = {.state = format_of(states), .output = format_of(activations)}},
           step.state.view(), expected.view());
       EXPECT_EQ(out.scalar_type(), activations);
       EXPECT_TRUE(same_bits(array_of<float, 2>(out), expected));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "reference/base/require.hpp"
+#include "reference/tensors/storage.hpp"
 
 namespace lockstep::testing_support {
 
@@ -22,6 +23,11 @@ inline c10::OperatorHandle operator_named(const std::string& name) {
   static void* const library = dlopen(LOCKSTEP_TORCH_OPS, RTLD_NOW);
   if (!library) throw std::runtime_error(dlerror());
   return c10::Dispatcher::singleton().findSchemaOrThrow(("lockstep::" + name).c_str(), "");
+}
+
+/// Of the types that activations and states have.
+inline Format format_of(at::ScalarType type) {
+  return type == at::kFloat ? Format::float32 : type == at::kHalf ? Format::fp16 : Format::bf16;
 }
 
 /// The bytes of a tensor's elements, in their order.

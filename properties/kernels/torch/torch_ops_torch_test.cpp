@@ -169,10 +169,6 @@ std::vector<Types> all_types() {
   return all;
 }
 
-Format format_of(at::ScalarType type) {
-  return type == at::kFloat ? Format::float32 : type == at::kHalf ? Format::fp16 : Format::bf16;
-}
-
 StoragePoints storage_of(const Types& types) {
   return {.state = format_of(types.state), .output = format_of(types.activations)};
 }
