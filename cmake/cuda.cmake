@@ -62,12 +62,13 @@ if(LOCKSTEP_CUDA_FOUND)
   endif()
 endif()
 
+option(LOCKSTEP_NUMBERS "Build what computes numbers, where CCCL's headers are: the judge, fidelities beyond labels" ON)
 # Views are cuda::std::mdspan. The headers are those of the toolkit, or those that ./lockstep brings in for judge and tests.
 # CMake 3.25 does not add the toolkit's include/cccl.
 file(REAL_PATH "${LOCKSTEP_NVCC}" nvcc)
 find_path(LOCKSTEP_CCCL_INCLUDE_DIR cuda/std/mdspan NO_DEFAULT_PATH PATHS
   ${nvcc}/../../include/cccl ${PROJECT_SOURCE_DIR}/.lockstep/wheels/nvidia/cu13/include/cccl)
-if(LOCKSTEP_CCCL_INCLUDE_DIR)
+if(LOCKSTEP_NUMBERS AND LOCKSTEP_CCCL_INCLUDE_DIR)
   add_library(lockstep_views INTERFACE)
   target_include_directories(lockstep_views SYSTEM INTERFACE ${LOCKSTEP_CCCL_INCLUDE_DIR})
 endif()

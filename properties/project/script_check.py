@@ -27,6 +27,7 @@ RECORD = '#!/bin/sh\necho "$(basename "$0") $*" >>"$CALLS"\n'
 CMAKE = RECORD + """
 : >"$2/build/$4/CMakeCache.txt"
 case "$*" in *LOCKSTEP_BUILD_TESTS=ON*) echo LOCKSTEP_BUILD_TESTS:BOOL=ON >>"$2/build/$4/CMakeCache.txt" ;; esac
+case "$*" in *LOCKSTEP_NUMBERS=ON*) echo LOCKSTEP_NUMBERS:BOOL=ON >>"$2/build/$4/CMakeCache.txt" ;; esac
 case "$*" in *LOCKSTEP_CUDA=auto*) echo LOCKSTEP_CUDA:STRING=auto >>"$2/build/$4/CMakeCache.txt" ;; esac
 """
 NINJA = RECORD + f"""
@@ -108,7 +109,8 @@ def only_what_is_needed_is_built(checkout):
     configured = lambda: [call for call in checkout.called() if call.startswith("cmake")]
     assert checkout.run("report", "x")[:2] == (0, "played report x\n")
     assert built(checkout.called()) == ["lockstep"], checkout.called()
-    assert len(configured()) == 1 and "LOCKSTEP_CUDA=off" in configured()[0], configured()
+    assert len(configured()) == 1 and all(
+        word in configured()[0] for word in ("LOCKSTEP_CUDA=off", "LOCKSTEP_NUMBERS=OFF")), configured()
     assert not any(call.startswith(("nvcc", "python")) for call in checkout.called()), checkout.called()
 
     hidden = subprocess.run([checkout.root / "lockstep", "list", "operations"], env=checkout.environment,
@@ -120,7 +122,7 @@ def only_what_is_needed_is_built(checkout):
         assert (status, out) == (0, f"played {' '.join(words)}\n"), (status, out, err)
         assert built(checkout.called())[-1] == "lockstep-judge", checkout.called()
     assert len(configured()) == 2 and "LOCKSTEP_CUDA=auto" in configured()[1], configured()
-    assert "LOCKSTEP_BUILD_TESTS=OFF" in configured()[1], configured()
+    assert all(word in configured()[1] for word in ("LOCKSTEP_NUMBERS=ON", "LOCKSTEP_BUILD_TESTS=OFF")), configured()
     brought = [call for call in checkout.called() if "pip download" in call]
     assert len(brought) == 1 and "nvidia-cuda-cccl" in brought[0] and wheel.exists(), brought
 
