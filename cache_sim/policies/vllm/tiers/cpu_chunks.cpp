@@ -27,7 +27,7 @@ void CpuChunks::access(std::span<const ChunkKey> keys, Access& access) {
     if (!access.seen.insert(key).second) continue;
     const Rank rank = rank_at(rank_of(access), key);
     if (const auto found = chunks_.find(key); found != chunks_.end())
-      found->second.rank = std::max(found->second.rank, rank);
+      move_to(found, std::max(found->second.rank, rank));
   }
 }
 
@@ -52,18 +52,32 @@ void CpuChunks::end_load(std::span<const ChunkKey> keys) {
 /// all.
 bool CpuChunks::evict(std::int64_t shortfall, std::span<const ChunkKey> offered,
                       std::span<const ChunkKey> spared) {
-  std::vector<std::pair<Rank, ChunkKey>> idle;
-  for (const auto& [key, chunk] : chunks_)
-    if (chunk.readers == 0 && std::find(offered.begin(), offered.end(), key) == offered.end() &&
-        std::find(spared.begin(), spared.end(), key) == spared.end())
-      idle.emplace_back(chunk.rank, key);
-  if (shortfall > std::ssize(idle)) return false;
-  std::sort(idle.begin(), idle.end());
-  for (const auto& [rank, key] : std::span(idle).first(static_cast<std::size_t>(shortfall))) {
-    free_.push_back(chunks_.at(key).index);
-    chunks_.erase(key);
-  }
+  const auto names = [](std::span<const ChunkKey> keys, const ChunkKey& key) {
+    return std::find(keys.begin(), keys.end(), key) != keys.end();
+  };
+  std::vector<ChunkKey> idle;
+  for (auto next = order_.begin(); next != order_.end() && std::ssize(idle) < shortfall; ++next)
+    if (const ChunkKey& key = next->second;
+        chunks_.at(key).readers == 0 && !names(offered, key) && !names(spared, key))
+      idle.push_back(key);
+  if (std::ssize(idle) < shortfall) return false;
+  for (const ChunkKey& key : idle) release(key);
   return true;
+}
+
+void CpuChunks::move_to(Chunks::iterator chunk, Rank rank) {
+  if (chunk->second.rank == rank) return;
+  order_.erase({chunk->second.rank, chunk->first});
+  order_.emplace(rank, chunk->first);
+  chunk->second.rank = rank;
+}
+
+void CpuChunks::release(const ChunkKey& key) {
+  const auto found = chunks_.find(key);
+  require(found != chunks_.end(), "a chunk that becomes free is there");
+  free_.push_back(found->second.index);
+  order_.erase({found->second.rank, key});
+  chunks_.erase(found);
 }
 
 std::optional<CpuChunks::Stores> CpuChunks::begin_store(std::span<const ChunkKey> keys,
@@ -90,9 +104,11 @@ std::optional<CpuChunks::Stores> CpuChunks::begin_store(std::span<const ChunkKey
     stores.chunks.push_back(free_.back());
     free_.pop_back();
   }
-  for (std::size_t i = 0; i < stores.keys.size(); ++i)
-    chunks_.emplace(stores.keys[i], Chunk{.index = stores.chunks[i],
-                                          .rank = rank_at(rank_of(access), stores.keys[i])});
+  for (std::size_t i = 0; i < stores.keys.size(); ++i) {
+    const Rank rank = rank_at(rank_of(access), stores.keys[i]);
+    chunks_.emplace(stores.keys[i], Chunk{.index = stores.chunks[i], .rank = rank});
+    order_.emplace(rank, stores.keys[i]);
+  }
   return stores;
 }
 
@@ -104,10 +120,7 @@ void CpuChunks::end_store(std::span<const ChunkKey> keys) {
 }
 
 void CpuChunks::abandon_store(std::span<const ChunkKey> keys) {
-  for (const ChunkKey& key : keys) {
-    free_.push_back(chunks_.at(key).index);
-    chunks_.erase(key);
-  }
+  for (const ChunkKey& key : keys) release(key);
 }
 
 std::vector<std::uint32_t> CpuChunks::begin_read(std::span<const ChunkKey> keys) {
@@ -132,11 +145,12 @@ void CpuChunks::finish(Access& access) {
   });
   for (const ChunkKey& key : keys)
     if (const auto found = chunks_.find(key); found != chunks_.end())
-      found->second.rank = {++newest_, 0, key.group};
+      move_to(found, {++newest_, 0, key.group});
 }
 
 void CpuChunks::reset() {
   chunks_.clear();
+  order_.clear();
   free_.clear();
   used_ = 0;
   newest_ = 0;

@@ -9,6 +9,7 @@
 #include <set>
 #include <span>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cache_sim/model/block_memory.hpp"
@@ -54,7 +55,8 @@ class CpuChunks {
     const auto found = chunks_.find(key);
     return found == chunks_.end() ? nullptr : &found->second;
   }
-  const std::map<ChunkKey, Chunk>& all() const { return chunks_; }
+  using Chunks = std::map<ChunkKey, Chunk>;
+  const Chunks& all() const { return chunks_; }
   std::int64_t free_count() const {
     return std::ssize(free_) + count_ - static_cast<std::int64_t>(used_);
   }
@@ -80,13 +82,16 @@ class CpuChunks {
   void access(std::span<const ChunkKey> keys, Access& access);
   bool evict(std::int64_t shortfall, std::span<const ChunkKey> offered,
              std::span<const ChunkKey> spared);
+  void move_to(Chunks::iterator chunk, Rank rank);
+  void release(const ChunkKey& key);
 
   std::int64_t count_;
   bool pins_loads_;  // false: a planted defect
-  std::map<ChunkKey, Chunk> chunks_;
-  std::vector<std::uint32_t> free_;  // the last one is taken first
-  std::uint32_t used_ = 0;           // chunks from here on have never been used
-  std::int64_t newest_ = 0;          // rank
+  Chunks chunks_;
+  std::set<std::pair<Rank, ChunkKey>> order_;  // of eviction
+  std::vector<std::uint32_t> free_;            // the last one is taken first
+  std::uint32_t used_ = 0;                     // chunks from here on have never been used
+  std::int64_t newest_ = 0;                    // rank
   std::uint64_t generation_ = 1;
 };
 
