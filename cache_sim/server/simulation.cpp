@@ -36,6 +36,7 @@ Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
   const auto* const scheduler = Registry<SchedulerEntry>::find(name);
   const auto* const oracle = Registry<ScheduleCheckerEntry>::find(name);
   require(scheduler != nullptr && oracle != nullptr, "the scheduler and its oracle are linked");
+  settles_with_results_ = scheduler->settles_with_results;
   for (std::int64_t rank = 0; rank < config.ranks; ++rank) {
     ranks_.push_back({scheduler->make(config)});
     if (run.options().check == CheckLevel::all) ranks_.back().oracle = oracle->make(config);
@@ -362,7 +363,7 @@ bool Simulation::one_step() {
   ++steps_;
   for (; !gone_.empty() && gone_.front().step + kStepsInFlight < steps_; gone_.pop_front())
     forget(gone_.front().request);
-  const bool settled = settle_copies();
+  const bool settled = !settles_with_results_ && settle_copies();
   if (any_rank(&ServerScheduler::waits_for_results))
     take_results(&ServerScheduler::has_results_out);
   for (std::size_t rank = 0; rank < ranks_.size() && !run_.stopped(); ++rank) {
@@ -371,11 +372,13 @@ bool Simulation::one_step() {
   }
   if (run_.stopped()) return true;
   if (!launch()) return true;
-  if (!any_rank(&ServerScheduler::awaits_results)) return settled || ended_ + computed_ != before;
+  if (!any_rank(&ServerScheduler::awaits_results))
+    return (settles_with_results_ && settle_copies()) || settled || ended_ + computed_ != before;
   for (const RequestNumber request : std::exchange(leaving_, {}))
     if (!run_.stopped()) deliver({.kind = SchedulerEvent::Kind::abort, .request = request});
   if (run_.stopped()) return true;
   take_results(&ServerScheduler::awaits_results);
+  if (settles_with_results_ && !run_.stopped()) settle_copies();
   return true;
 }
 

@@ -100,6 +100,7 @@ class Simulation {
   std::unique_ptr<StepCost> cost_;
   bool keeps_spans_;  // the bars of the timeline are asked for
   bool has_host_tier_;
+  bool settles_with_results_ = false;
   Nanoseconds now_ = 0;
   std::uint64_t sequence_ = 0;
   std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;

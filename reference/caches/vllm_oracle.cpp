@@ -760,11 +760,6 @@ Result<Reply> VllmOracle::apply(const Operation& operation) {
 
 /// The copies are done, the forward runs, and the next step begins (rule 17).
 void VllmOracle::forward() {
-  if (has_tier()) end_schedule();
-  if (simple_) simple_->save();
-  in_order_.clear();
-  offers_.clear();
-  allocated_.clear();
   std::vector<Number> ends;
   for (int group = 0; group < static_cast<int>(groups_.size()); ++group)
     for (const Copy& copy : copies_)
@@ -773,6 +768,11 @@ void VllmOracle::forward() {
         ends.push_back(copy.target);
       }
   give_back(ends);
+  if (has_tier()) end_schedule();
+  if (simple_) simple_->save();
+  in_order_.clear();
+  offers_.clear();
+  allocated_.clear();
   copies_.clear();
   stamped_.clear();
   step_has_started_ = false;

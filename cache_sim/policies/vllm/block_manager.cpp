@@ -186,8 +186,9 @@ std::vector<BlockManager::Handoff> BlockManager::take_handoffs() {
   return std::exchange(handoffs_, {});
 }
 
-/// Releases source and target of every copy, which were held until the step was decided (rule 20).
-void BlockManager::end_step() {
+/// Source and target of every copy were held until here (rule 20): before a connector decides what
+/// to store.
+void BlockManager::release_copies() {
   if (copies_.empty()) return;
   std::stable_sort(copies_.begin(), copies_.end(),
                    [](const BlockCopy& a, const BlockCopy& b) { return a.group < b.group; });
@@ -197,7 +198,6 @@ void BlockManager::end_step() {
     if (rules_.releases_copy_targets) batch_.push_back(copy.target);
   }
   pool_.give_back(batch_);
-  copies_.clear();
 }
 
 bool BlockManager::forget_keys() {

@@ -13,7 +13,7 @@
 //   look_up()    the longest prefix that every group can offer; takes nothing
 //   allocate()   gives back what the request has passed, takes hits and new blocks, and publishes
 //                the keys of the blocks that the step will fill, before the forward has run
-//   end_step()   releases the two ends of every copy of a block that a hit shares in part
+//   release_copies(), end_step()   of every copy of a block that a hit shares in part
 //
 // and, with drafts, a second publish() once it is known which were accepted. Comments cite the
 // rules by their numbers in reference/caches/vllm.md.
@@ -97,7 +97,8 @@ class BlockManager {
   BlockPool& pool() { return pool_; }
 
   void new_step() { ++step_; }
-  void end_step();
+  void release_copies();
+  void end_step() { copies_.clear(); }
 
   /// The hit of a prompt with these keys; valid until the next allocation.
   const BlockHit& look_up(const std::vector<KeyId>& keys, std::int64_t known);

@@ -133,6 +133,7 @@ void VllmPolicy::begin_step() {
 /// The step is decided and runs (rule 17).
 void VllmPolicy::forward() {
   has_begun_ = goes_on_prefilling_ = false;
+  manager_.release_copies();
   if (has_tier()) end_schedule();
   if (worker_ && knows_its_rows()) run_worker();
   if (simple_) simple_->end_forward();

@@ -590,7 +590,8 @@ const Registration<SchedulerEntry> kRegistered{
      .make = [](const Config& config) -> std::unique_ptr<ServerScheduler> {
        return std::make_unique<VllmScheduler>(*VllmSchedulerOptions::of(config));
      },
-     .takes_transfers = false}};
+     .takes_transfers = false,
+     .settles_with_results = true}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim
