@@ -76,6 +76,7 @@ function(lockstep_check file text)
       set_property(TEST ${name} PROPERTY ${known} ${${property}})
     endif()
   endforeach()
+  set_property(TEST ${name} PROPERTY COST ${timeout})  # checks before tests of a second, so that none is left alone
   if(skip MATCHES "^[0-9]+$")
     set_property(TEST ${name} PROPERTY SKIP_RETURN_CODE ${skip})
   elseif(skip)
