@@ -8,6 +8,7 @@
 
 #include "properties/support/gpu.hpp"
 #include "reference/attention/mla_attention.hpp"
+#include "reference/tensors/e4m3_products.hpp"
 
 namespace lockstep {
 namespace {
@@ -29,8 +30,8 @@ struct Question {
   std::int64_t page = 64;
   bool causal = true;
   int parts = 0;
-  double spread = 1;       ///< of the queries: with large ones a few keys have all the weight
-  bool in_e4m3 = false;    ///< queries are numbers of e4m3, times 1/4
+  double spread = 1;     ///< of the queries: with large ones a few keys have all the weight
+  bool in_e4m3 = false;  ///< queries are numbers of e4m3, times 1/4
 };
 
 /// Requests' latents in pages of a pool, handed out from behind; everything else is NaN, and the
@@ -99,44 +100,21 @@ Answer<double> truth_of(const Inputs& in, bool causal) {
   return answer;
 }
 
-/// sum + a b over at most 32 numbers, as a product in e4m3 adds them: every summand is cut 13 bits
-/// behind the leading bit of the largest.
-double added(double sum, const Vector<double>& a, const Vector<double>& b) {
-  const double largest = std::max(std::abs(sum), a.cwiseProduct(b).cwiseAbs().maxCoeff());
-  if (largest == 0) return 0;
-  const double unit = std::exp2(std::floor(std::log2(largest)) - 13);
-  double units = std::trunc(sum / unit);
-  for (std::int64_t i = 0; i < a.size(); ++i) units += std::trunc(a(i) * b(i) / unit);
-  return units * unit;
-}
-double product_of(const Vector<double>& a, const Vector<double>& b) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < a.size(); i += 32) {
-    const std::int64_t count = std::min<std::int64_t>(32, a.size() - i);
-    sum = added(sum, a.segment(i, count), b.segment(i, count));
-  }
-  return sum;
-}
-Vector<double> in_e4m3(Vector<double> x) {
-  for (double& number : x) number = rounded(number, Format::e4m3);
-  return x;
-}
-
 /// One row's output and lse over the numbers K of the keys that it sees.
 std::pair<Vector<double>, double> attended(const Vector<double>& q, const Matrix<double>& K) {
-  const double largest = q.cwiseAbs().maxCoeff();
-  const double power = largest > 0 ? std::exp2(std::floor(std::log2(448 / largest))) : 1;
-  const Vector<double> numbers = in_e4m3(q * power);
+  const double power = power_for_e4m3(q);
+  const Vector<double> numbers = rounded_each(q * power, Format::e4m3);
   Vector<double> scores(K.rows());
   for (std::int64_t j = 0; j < K.rows(); ++j)
-    scores(j) = product_of(numbers, K.row(j).transpose()) / power * double{kScale} * kKvScale;
+    scores(j) = product_in_e4m3(numbers, K.row(j).transpose()) / power * double{kScale} * kKvScale;
   const double most = scores.maxCoeff();
   const Vector<double> p = (scores.array() - most).exp() * 32;
-  const Vector<double> nearest = in_e4m3(p), rest = in_e4m3(p - nearest);
+  const Vector<double> nearest = rounded_each(p, Format::e4m3),
+                       rest = rounded_each(p - nearest, Format::e4m3);
   Vector<double> out(kValues);
   for (std::int64_t i = 0; i < kValues; ++i) {
     const Vector<double> v = K.col(i);
-    out(i) = (product_of(nearest, v) + product_of(rest, v)) / p.sum() * kKvScale;
+    out(i) = (product_in_e4m3(nearest, v) + product_in_e4m3(rest, v)) / p.sum() * kKvScale;
   }
   return {out, most + std::log(p.sum() / 32)};
 }
@@ -273,8 +251,8 @@ TEST_F(MlaDecodeE4m3Gpu, anySpreadOfScores) {
   for (const double spread : {1.0 / 64, 4.0, 32.0})
     for (const int parts : {1, 0})
       for (const std::int64_t heads : {16, 30})
-        expect_agreement(
-            {.lengths = {500, 90}, .heads = heads, .parts = parts, .spread = spread}, 7);
+        expect_agreement({.lengths = {500, 90}, .heads = heads, .parts = parts, .spread = spread},
+                         7);
 }
 
 // The output of a request depends on its keys alone: not on the size and order of pages.
