@@ -76,6 +76,7 @@ judge gdn_ring 0 gated_delta_rule_ring_update $ours:gated_delta_rule_ring_update
 judge ssd 0 ssd_prefill $ours:ssd_prefill
 judge gdn_prefill 0 gated_delta_rule_prefill $ours:gated_delta_rule_prefill
 judge mla 0 mla_decode $ours:mla_decode
+judge mla_e4m3 0 mla_decode_e4m3 $ours:mla_decode_e4m3
 judge mla_prefill 0 mla_prefill $ours:mla_prefill
 judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
 judge conv_prefill 0 causal_conv1d $ours:causal_conv1d

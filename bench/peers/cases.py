@@ -731,10 +731,10 @@ def latents(stored, form, kv_scale):
     return torch.cat([(values * scales[..., None]).flatten(1), rope], 1)
 
 
-def mla_decode_fp8(form, H, B, L):
+def mla_decode_fp8(form, H, B, L, operation="mla_decode"):
     """mla_decode() over caches in e4m3: numbers with one scale, or tokens of 656 bytes with scales
     that are powers of two, like FlashMLA's. Queries are e4m3 numbers times 1/16, because some peers
-    take no other queries."""
+    take no other queries. `operation` "mla_decode_e4m3": products are in e4m3 too."""
     blocks, scale = L // MLA.page, MLA.scale
     kv_scale, q_scale = 0.02, 1 / 16
 
@@ -764,8 +764,8 @@ def mla_decode_fp8(form, H, B, L):
     one = make()
     traffic = nbytes(one.q, one.cache, one.table, one.lengths, one.out) + B * H * 4
     sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
-    return Case("mla_decode", f"{form} H={H} B={B} L={L}", "mla_decode_fp8", B, traffic, sets, reference,
-                2 * B * H * L * (MLA.width + MLA.values))
+    return Case(operation, f"{form} H={H} B={B} L={L}", "mla_decode_fp8", B, traffic, sets, reference,
+                2 * B * H * L * (MLA.width + MLA.values) // (2 if operation == "mla_decode_e4m3" else 1))
 
 
 def mla_prefill(H, lengths, chunk=0):
@@ -952,6 +952,11 @@ def all_cases(quick=False):
     for form, H, B, L in MLA_FP8[:2] if quick else MLA_FP8:
         found.append(("mla_decode", ("mla_decode_fp8", form, H, B, L),
                       lambda f=form, H=H, B=B, L=L: mla_decode_fp8(f, H, B, L)))
+    for H in (128, 16):
+        for B in (32,) if quick else (1, 32, 128):
+            for L in (1024, 4096, 16384):
+                found.append(("mla_decode_e4m3", ("mla_decode_fp8", "e4m3", H, B, L),
+                              lambda H=H, B=B, L=L: mla_decode_fp8("e4m3", H, B, L, "mla_decode_e4m3")))
     for H, lengths, chunk in MLA_PREFILLS[:2] if quick else MLA_PREFILLS:
         found.append(("mla_prefill", ("mla_prefill", H, (lengths, chunk)),
                       lambda H=H, n=lengths, c=chunk: mla_prefill(H, n, c)))

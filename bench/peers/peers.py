@@ -968,8 +968,13 @@ def mla_decode_fp8(case, loaded):
 
     ours = loaded.operator("mla_decode")
     if ours is not None:
-        found.append(Contestant(OURS, lambda s: ours(s.q, s.cache, s.table, s.lengths, s.scale, kv_scale=s.kv_scale),
-                                view))
+        def decode(s, e4m3):
+            return ours(s.q, s.cache, s.table, s.lengths, s.scale, kv_scale=s.kv_scale, e4m3_products=e4m3)
+
+        in_e4m3 = case.operation == "mla_decode_e4m3"
+        found.append(Contestant(OURS, lambda s: decode(s, in_e4m3), view))
+        if in_e4m3:
+            found.append(Contestant("mla_decode, products in float16", lambda s: decode(s, False), view, other_work=True))
     if one.form == "e4m3" and "flashmla_fp8" in loaded.modules:
         dense = loaded.modules["flashmla_fp8"]
         parts, splits = dense.plan(one.lengths, H, 1)

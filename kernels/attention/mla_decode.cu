@@ -17,7 +17,8 @@
 //            Smaller pages: a tile would take many tensor copies, so the lanes of warps 12 and 14
 //            copy 16 bytes each (cp.async), and warp 15 makes the copies visible to products.
 //            Cache in e4m3: each of the four warps copies a quarter of each tile as it is in
-//            memory, a tile ahead, and writes it to the ring as float16 (mla_latents.cuh).
+//            memory, a tile ahead, and writes it to the ring as float16 (mla_latents.cuh). With at
+//            most 16 rows and pages of whole tiles it is read by another kernel: mla_narrow.cuh.
 //   scores   S = Q K^T, then p = exp2(S - m), rounded, to shared memory. m is the largest score so
 //            far, or less by at most kSlack, so outputs are rarely rescaled. Outputs are divided by
 //            the sum of the rounded p: where one key has most of the weight, its rounding then
@@ -41,6 +42,7 @@
 #include <bit>
 
 #include "kernels/attention/mla_latents.cuh"
+#include "kernels/attention/mla_narrow.cuh"
 #include "kernels/attention/mla_schedule.cuh"
 #include "kernels/attention/softmax_rows.cuh"
 
@@ -1729,6 +1731,9 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
                      reinterpret_cast<std::uintptr_t>(in.workspace->data_handle()) % 16 == 0),
       "workspace", "of " + std::to_string(bytes) + " bytes at a multiple of 16",
       std::to_string(given) + " bytes");
+  if constexpr (std::is_same_v<C, E4m3>)
+    if (in.q.extent(1) * in.q.extent(2) <= narrow::kFewRows && page % kTokens == 0)
+      return narrow::decode<Fp16>(kName, in, stream);
   Decode p{};
   p.lengths = {in.seq_lens.data_handle(), in.seq_lens.stride(0), static_cast<int>(in.q.extent(0)),
                pages > 0 ? static_cast<int>(in.block_table.extent(1) * page) : 0};

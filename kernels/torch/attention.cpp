@@ -6,6 +6,7 @@
 #ifdef LOCKSTEP_HAS_CUDA
 #include "kernels/attention/merge_attention.hpp"
 #include "kernels/attention/mla_decode.hpp"
+#include "kernels/attention/mla_decode_e4m3.hpp"
 #include "kernels/attention/mla_prefill.hpp"
 #endif
 
@@ -33,7 +34,7 @@ struct MlaDecode : Arguments {
   static constexpr const char* kSchema = R"(
 mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float softmax_scale, *,
     bool causal=True, int value_dim=512, Tensor? kv_scale=None,
-    int parts=0) -> (Tensor out, Tensor lse))";
+    int parts=0, bool e4m3_products=False) -> (Tensor out, Tensor lse))";
 
   using Arguments::Arguments;
   const Tensor q = tensor(), kv_cache = tensor(), block_table = tensor(), seq_lens = tensor();
@@ -42,6 +43,7 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
   const std::int64_t value_dim = integer();
   const MaybeTensor kv_scale = maybe_tensor();
   const std::int64_t parts = integer();
+  const bool e4m3_products = flag();
 
   using Result = std::tuple<Tensor, Tensor>;
 
@@ -57,6 +59,8 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
     expect_rank(kv_cache, "kv_cache", 3);
     expect_rank(block_table, "block_table", 2);
     expect_float_or_e4m3(q, "q");
+    expect(!e4m3_products || kv_cache.scalar_type() == at::kFloat8_e4m3fn, "kv_cache",
+           "float8_e4m3fn for e4m3_products", kv_cache.scalar_type());
     if (!in_tokens()) expect_float_or_e4m3(kv_cache, "kv_cache");
     const std::int64_t B = q.size(0), width = q.size(3), page = kv_cache.size(1);
     if (in_tokens())
@@ -157,11 +161,17 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
                                 .lane = lane_of(stream()),
                                 .parts = static_cast<int>(parts)};
     if (kv_scale) in.kv_scale = view_of<const float, 1>(kv_scale->reshape({1}), "kv_scale");
-    const Tensor workspace =
-        at::empty({kernels::mla_decode_workspace(in)}, q.options().dtype(at::kByte));
-    in.workspace = view_of<unsigned char, 1>(workspace, "workspace");
-    kernels::mla_decode(in, stream());
-    return results;
+    const auto with = [&](std::int64_t bytes, auto decode) {
+      const Tensor workspace = at::empty({bytes}, q.options().dtype(at::kByte));
+      in.workspace = view_of<unsigned char, 1>(workspace, "workspace");
+      decode(in, stream());
+      return results;
+    };
+    if constexpr (std::is_same_v<C, kernels::E4m3>)
+      if (e4m3_products)
+        return with(kernels::mla_decode_e4m3_workspace(in), kernels::mla_decode_e4m3);
+    return with(kernels::mla_decode_workspace(in),
+                [](const auto& one, cudaStream_t on) { kernels::mla_decode(one, on); });
   }
 #endif
 };

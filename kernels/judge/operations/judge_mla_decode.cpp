@@ -1,4 +1,5 @@
-// The cases of mla_decode, its definition and mistakes. It is not timed: products may bound its
+// The cases of mla_decode and of mla_decode with products in e4m3, their definition and mistakes.
+// They are not timed: products may bound its
 // time, and the judge does not measure their rate.
 #include <fmt/format.h>
 
@@ -9,12 +10,13 @@
 #include "reference/attention/mla_attention.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
+#include "reference/tensors/e4m3_products.hpp"
 #include "reference/tensors/grid.hpp"
 
 namespace lockstep::judging {
 namespace {
 
-constexpr std::string_view kName = "mla_decode";
+constexpr std::string_view kName = "mla_decode", kE4m3Name = "mla_decode_e4m3";
 constexpr std::int64_t kWidth = 576, kValues = 512;
 constexpr double kScale = 0.135;                 // DeepSeek-V3's (128 + 64)^-0.5 1.874
 constexpr std::int32_t kNoPage = 2'147'480'000;  // block table entry after a request's last page
@@ -36,6 +38,8 @@ struct CaseSpec {
   bool holes = false;  ///< holes in memory between pages
   bool timed = false;
   Stored stored = Stored::as_queries;
+  double spread = 1;        ///< what queries are multiplied by
+  bool of_numbers = false;  ///< queries are numbers of e4m3
 };
 
 /// The numbers 0 ... count - 1, permuted by the seed.
@@ -83,6 +87,10 @@ Case make(const CaseSpec& w, const CaseOptions& options) {
   Case c{.name = w.name, .timed = w.timed};
   c.tensors.push_back(draw("q", options.activations, {B, w.q_len, w.H, kWidth},
                            {"request", "query", "head", "column"}));
+  for (double& x : c.tensors.back().values) {
+    x *= w.spread;
+    if (w.of_numbers) x = rounded(x, Format::e4m3);
+  }
   Tensor cache = stored_as(w.stored, draw("kv_cache", options.activations, {pages, w.page, kWidth},
                                           {"page", "place", "column"}));
   const std::int64_t width = cache.extents[2];
@@ -167,6 +175,17 @@ std::vector<CaseSpec> narrow_caches() {
   return all;
 }
 
+/// Of products in e4m3: pages of whole tiles, and queries that e4m3 holds only as multiples of a
+/// row's own scale, or as they are.
+std::vector<CaseSpec> cases_in_e4m3() {
+  std::vector<CaseSpec> all = batches();
+  all.push_back({.name = "pages-of-128", .lengths = {130, 15, 64}, .H = 20, .page = 128});
+  all.push_back({.name = "large-queries", .lengths = {70, 9}, .H = 5, .spread = 512});
+  all.push_back({.name = "queries-in-e4m3", .lengths = {300, 20}, .of_numbers = true});
+  for (CaseSpec& one : all) one.stored = Stored::numbers;
+  return all;
+}
+
 // --- The definition, and definitions with a mistake ----------------------------------------------
 
 const std::vector<Mistake> kMistakes{
@@ -189,11 +208,44 @@ const std::vector<Mistake> kMistakes{
     {"first-scale", "with the first scale of each token of 656 bytes for all its columns"},
 };
 
+/// Those of products in e4m3 besides.
+const std::vector<Mistake> kE4m3Mistakes = [] {
+  std::vector<Mistake> all = kMistakes;
+  std::erase_if(all, [](const Mistake& one) { return one.id == "first-scale"; });
+  all.push_back(
+      {"queries-as-they-are", "with queries rounded to e4m3 without a scale of their row"});
+  all.push_back({"p-of-one-number", "with p rounded to e4m3 once, not as a sum of two numbers"});
+  return all;
+}();
+
+/// Attention of one query over at least one key, with what products take rounded to e4m3.
+reference::Attended<double> attended_in_e4m3(const Vector<double>& q, const Matrix<double>& K,
+                                             const Matrix<double>& V, double scale, Format stored,
+                                             std::string_view mistake) {
+  const double power = mistake == "queries-as-they-are" ? 1 : power_for_e4m3(q);
+  const Vector<double> numbers = rounded_each(q * power, Format::e4m3);
+  Vector<double> scores(K.rows());
+  for (std::int64_t j = 0; j < K.rows(); ++j)
+    scores(j) = product_in_e4m3(numbers, K.row(j).transpose()) / power * scale;
+  const double most = scores.maxCoeff();
+  const Vector<double> p = (scores.array() - most).exp() * 32;
+  const Vector<double> nearest = rounded_each(p, Format::e4m3),
+                       rest = rounded_each(p - nearest, Format::e4m3);
+  Vector<double> out(V.cols());
+  for (std::int64_t i = 0; i < V.cols(); ++i) {
+    const Vector<double> v = V.col(i);
+    out(i) = product_in_e4m3(nearest, v);
+    if (mistake != "p-of-one-number") out(i) += product_in_e4m3(rest, v);
+  }
+  return {rounded_each(out / p.sum(), stored), most + std::log(p.sum() / 32)};
+}
+
 template <class S>
 class Definition {
  public:
-  Definition(const Case& c, std::string_view mistake, bool rounded)
+  Definition(const Case& c, std::string_view mistake, bool rounded, bool in_e4m3 = false)
       : mistake_(mistake),
+        in_e4m3_(in_e4m3),
         stored_(rounded ? std::optional(format_of(c.tensor("q").type)) : std::nullopt),
         q_(array_of<S, 4>(c, "q")),
         cache_(latents(c, mistake)),
@@ -274,10 +326,18 @@ class Definition {
     const S nothing = mistake_ == "empty-minus" ? -std::numeric_limits<S>::infinity()
                                                 : std::numeric_limits<S>::infinity();
     if (n == 0) return {Vector<S>::Zero(kValues), nothing};
+    if (in_e4m3_ &&
+        (stored_ || mistake_ == "queries-as-they-are" || mistake_ == "p-of-one-number")) {
+      const auto one = attended_in_e4m3(q.template cast<double>(), K.template cast<double>(),
+                                        V.template cast<double>(), static_cast<double>(scale_),
+                                        stored_.value_or(Format::bf16), mistake_);
+      return {one.out.template cast<S>(), static_cast<S>(one.lse)};
+    }
     return attention::attended<S>(q, K, V, scale_, stored_, mistake_);
   }
 
   std::string_view mistake_;
+  bool in_e4m3_;
   std::optional<Format> stored_;
   Array<S, 4> q_;
   Array<S, 3> cache_;
@@ -300,7 +360,20 @@ const JudgedKernel kOperation{
                     std::string_view m) { return Definition<float>(c, m, true).answer(); },
     .mistakes = kMistakes};
 
+const JudgedKernel kE4m3Operation{
+    .name = kE4m3Name,
+    .summary = "mla_decode with products in e4m3: 14 cases, 18 known mistakes",
+    .positional = {"q", "kv_cache", "block_table", "seq_lens", "softmax_scale"},
+    .default_types = "bfloat16/float32",
+    .plans = with_large(planned<CaseSpec>({cases_in_e4m3()}, make), {}, "around-pages"),
+    .truth = [](const Case& c,
+                std::string_view m) { return Definition<double>(c, m, false, true).answer(); },
+    .yardstick = [](const Case& c,
+                    std::string_view m) { return Definition<float>(c, m, true, true).answer(); },
+    .mistakes = kE4m3Mistakes};
+
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
+const Registration<JudgedOperation> kE4m3Registered{judged<kE4m3Operation>()};
 
 }  // namespace
 }  // namespace lockstep::judging

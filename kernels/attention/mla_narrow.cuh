@@ -1,0 +1,1630 @@
+// Decode over caches in e4m3 with one scale, in pages of whole tiles: for mla_decode with at most
+// 16 rows a request, whose products take float16, and for mla_decode_e4m3 with any rows. Tiles stay
+// in shared memory as they are in the cache; whatever a product wants otherwise becomes so in
+// registers, on its way to the left operand.
+// Equations: reference/attention/mla_attention.hpp.
+//
+// A request has q_len x H rows (one per query and head), in blocks of 64, and its keys come in
+// tiles of 64 tokens: four slabs [64 tokens, 128 numbers] of 8 KiB, the latent, which is the values
+// too, and k_pe [64 tokens, 64 numbers]. A block of threads computes its rows over a run of tiles,
+// its share (mla_schedule.cuh); an item is the part of the share that belongs to one request.
+//
+//   grid   parts x blocks of rows, one block per processor at most; neighbours read the same keys
+//   block  4 warpgroups: 0 scores, 1 values' columns 0 to 255, 2 columns 256 to 511, 3 feeds
+//
+//   feeding  One warp loads tiles by tensor copies. It loads an item's queries before them, into
+//            two places of the ring (products in e4m3), or another warp to their own place.
+//   scores   In float16: S^T = K Q^T, with K from registers, where numbers become float16
+//   (exactly).
+//            A thread has two tokens of a quarter of the rows.
+//            In e4m3: S = Q K^T, with Q from registers, where each row becomes e4m3, times a power
+//            of two. A thread has a quarter of the tokens of two rows.
+//            p = exp2(S - base) is rounded and goes to shared memory [rows, tokens]; for products
+//            in e4m3 as the sum of two numbers. base is the largest score so far less kShift, or
+//            less than that by at most kMostP - kShift, so outputs are rarely rescaled.
+//   outputs  O^T = alpha O^T + V^T p^T, with V^T from registers: ldmatrix transposes pairs of
+//            numbers, a byte permutation parts them. Nothing is written back, and the tile's place
+//            is free when it has been read.
+//
+// For products in e4m3 the tokens of a tile are in an order of their own in p^T and V^T, the one
+// that needs no shuffles: of each 16 the lane l % 4 = i has tokens 2 i, 2 i + 1, 2 i + 8 and 2 i +
+// 9, in one word. For products in float16 the columns of queries are: of each 16, products take the
+// first two of each four and then the last two.
+//
+// Divided requests. If several parts share a request, each leaves a piece in device memory: O / l
+// in float16 and lse. When all pieces are there, the parts merge them, each some of the columns, in
+// the order of the parts. Blocks wait for one another there, so all blocks of a launch must be
+// resident: the grid has at most one block per processor.
+#pragma once
+
+#include "kernels/attention/mla_decode.hpp"
+#include "kernels/attention/mla_latents.cuh"
+#include "kernels/attention/mla_schedule.cuh"
+#include "kernels/attention/softmax_rows.cuh"
+
+namespace lockstep::kernels::mla::narrow {
+
+using namespace hopper;
+constexpr int kWidth = 576, kValues = 512;
+constexpr int kRows = 64;                           ///< rows of a block
+constexpr int kFewRows = 16;                        ///< at most so many have products of 16
+constexpr int kSlabs = 4;                           ///< slabs of a tile's latent
+constexpr int kSlabColumns = 128;                   ///< numbers of a slab's row
+constexpr int kPeColumns = 64;                      ///< numbers of k_pe
+constexpr int kSlabBytes = kTokens * kSlabColumns;  ///< 8 KiB
+constexpr int kPeBytes = kTokens * kPeColumns;      ///< 4 KiB
+constexpr int kTileBytes = kSlabs * kSlabBytes + kPeBytes;
+constexpr int kTiles = 5;                  ///< places of the ring
+constexpr int kQueryPlaces = 2;            ///< places that an item's queries take
+constexpr int kQueryRows = 32;             ///< rows of a copy of queries
+constexpr int kSteps = kWidth / 32;        ///< products of a tile's scores
+constexpr int kPs = 2;                     ///< tiles of p
+constexpr int kSideTiles = 4;              ///< products' 64 columns in a side's 256
+constexpr int kFullBarriers = kSlabs + 1;  ///< of a place
+constexpr int kThreads = 4 * kWarpgroup;
+constexpr int kMergers = 2 * kWarpgroup;  ///< threads of the outputs' warpgroups
+constexpr int kFeedRegisters = 24;
+constexpr float kPieceUnit = 128;  ///< pieces hold O / l times this: values end at 448
+
+/// Sizes of a block. N: rows that products have, kFewRows or kRows. M: the type of products, Fp16
+/// (for few rows) or E4m3.
+template <int N, class M>
+struct Layout {
+  static constexpr bool kHalves = std::is_same_v<M, Fp16>;
+  static_assert(N == kFewRows || (N == kRows && !kHalves));
+  static constexpr int kTerms = kHalves ? 1 : 2;  ///< numbers whose sum is a p
+  static constexpr int kTermBytes = kHalves ? N * kTileRowBytes : kRows * kTokens;
+  static constexpr int kPBytes = kTerms * kTermBytes;
+  static constexpr int kQuerySlabs = kHalves ? kWidth / kTileColumns : 0;
+  static constexpr int kQuerySlabBytes = N * kTileRowBytes;
+  static constexpr int kScoreRegisters = N == kFewRows ? 208 : 136;
+  static constexpr int kOutputRegisters = N == kFewRows ? 136 : 176;
+  static constexpr float kShift = kHalves ? 0 : 5;  ///< p is 2^kShift for the largest score so far
+  static constexpr float kMostP = 8;                ///< p is at most 2^kMostP; e4m3 ends at 448
+
+  // Shared memory, by offsets in bytes:
+  //
+  //   0          the ring: kTiles tiles
+  //   kQueries   queries in float16: kQuerySlabs slabs [N rows, 64 columns]
+  //   kP         kPs tiles of p [N rows, 64 tokens]
+  //   kAlpha     float [kPs][64]: factors of the outputs so far, by row
+  //   kFactors   float [kPs][64]: factors of the final outputs
+  //   kGrown     int [kPs][4]: whether a warp of the scores has raised its base
+  //   kMost      kHalves: float [4][64], the warps' largest scores of rows
+  //   kSum       kHalves: float [5][64], the warps' sums of rows, and base
+  //   kBarriers, kShare
+  static constexpr int kQueries = kTiles * kTileBytes;
+  static constexpr int kP = kQueries + kQuerySlabs * kQuerySlabBytes;
+  static constexpr int kAlpha = kP + kPs * kPBytes;
+  static constexpr int kFactors = kAlpha + kPs * kRows * 4;
+  static constexpr int kGrown = kFactors + kPs * kRows * 4;
+  static constexpr int kMost = kGrown + kPs * 16;
+  static constexpr int kSum = kMost + (kHalves ? 4 * kRows * 4 : 0);
+  static constexpr int kBarriers = kSum + (kHalves ? 5 * kRows * 4 : 0);
+  static constexpr int kBarrierCount = kTiles * (kFullBarriers + 1) + 2 * kPs + 3;
+  static constexpr int kShare = kBarriers + 8 * kBarrierCount;
+  static constexpr int kSharedBytes = kShare + int{sizeof(Share)};
+  static_assert(kSharedBytes <= 232448, "shared memory of a block");
+};
+
+constexpr int kCounted = 3;  ///< warpgroups that say that their part of a piece is there
+constexpr int kPieceBytes = kRows * kValues * 2;
+constexpr int kMostBlocks = 512;
+constexpr int kMostPieces = 144;  ///< at least the number of processors of such a chip
+
+/// Per lane (MlaDecode::lane), and per divided request and block of rows: parts of pieces that are
+/// complete; readers that are done waiting. 0 between launches.
+static __device__ int counters[kMlaDecodeLanes][kMostBlocks][2];
+
+struct Decode {
+  Lengths lengths;
+  const std::int32_t* table;
+  std::int64_t table_strides[2];
+  int page;
+  int q_len, heads, rows, row_blocks, parts;
+  bool causal;
+  float scale_log2;
+  float fewest;  ///< Scheduler::share()
+  Bf16* out;
+  std::int64_t out_strides[3];
+  float* lse;
+  std::int64_t lse_strides[3];
+  unsigned char* pieces;
+  float* piece_numbers;
+  int lane;
+  const unsigned char* q;
+  std::int64_t q_strides[2];  ///< in bytes, of requests and rows
+  const float* kv_scale;      ///< null: 1
+};
+struct Maps {
+  CUtensorMap q, cache, pe;
+};
+
+/// A run of tiles of one request.
+struct Item {
+  int request, length;
+  int first, count;  ///< tiles
+  Split split;
+  int piece;  ///< number of this part's piece in the split
+};
+
+/// One product in e4m3, D [64, N] += A [64, 32] B [32, N]. A is in registers: lane l of warp w
+/// holds rows r = 16 w + l / 4 and r + 8, four numbers from k = 4 (l % 4) on and four from k + 16
+/// on: a[0] = A[r, k], a[1] = A[r + 8, k], a[2] = A[r, k + 16], a[3] = A[r + 8, k + 16]. B's rows
+/// of N lie in shared memory with the summed dimension in a row. D is as hopper.cuh has it, but its
+/// sums keep 13 bits behind the leading one of the largest summand.
+template <int N>
+__device__ inline void add_product(float (&d)[N / 2], const std::uint32_t (&a)[4], std::uint64_t b,
+                                   bool accumulate) {
+  static_assert(N == 64 || N == 16);
+  if constexpr (N == 64)
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+        "%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, p, 1, 1; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+  else
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+/// One product in float16, D [64, 16] += A [64, 16] B [16, 16], with A in registers (hopper.cuh).
+__device__ inline void add_half_product(float (&d)[kFewRows / 2], const std::uint32_t (&a)[4],
+                                        std::uint64_t b, bool accumulate) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1, 0; }"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+/// store_matrices() of the transposed matrices.
+__device__ inline void store_transposed(std::uint32_t address, const std::uint32_t (&m)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+      : "memory");
+}
+__device__ inline std::uint32_t bits_of(__half2 x) {
+  return *reinterpret_cast<const std::uint32_t*>(&x);
+}
+/// matrix() for rows of 64 bytes, which have the 64-byte swizzle: 16-byte piece `chunk` of row r is
+/// at narrow_offset(r, chunk).
+__device__ inline std::uint64_t narrow_matrix(std::uint32_t address) {
+  constexpr std::uint64_t kEightRows = 8 * kPeColumns >> 4, kSwizzle64 = 2;
+  return std::uint64_t{(address & 0x3ffff) >> 4} | std::uint64_t{1} << 16 | kEightRows << 32 |
+         kSwizzle64 << 62;
+}
+__device__ inline std::uint32_t narrow_offset(int row, int chunk) {
+  return static_cast<std::uint32_t>(row * kPeColumns + ((chunk ^ (row >> 1 & 3)) << 4));
+}
+
+/// Four numbers rounded to e4m3 (nearest, ties to even; at most 448), the first in the lowest byte.
+__device__ inline std::uint32_t e4m3_of(float a, float b, float c, float d) {
+  std::uint32_t four;
+  asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
+      : "=r"(four)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return four;
+}
+/// Four numbers as sums of two in e4m3: the nearest one, and what is left, rounded.
+struct TwoTerms {
+  std::uint32_t nearest, rest;
+  __device__ TwoTerms(float a, float b, float c, float d) : nearest(0), rest(0) {
+    const std::uint32_t low = pack<Fp16>(a, b), high = pack<Fp16>(c, d);
+    asm("{ .reg .b16 x, y; .reg .b32 u, v;\n"
+        "cvt.rn.satfinite.e4m3x2.f16x2 x, %2; cvt.rn.satfinite.e4m3x2.f16x2 y, %3;\n"
+        "mov.b32 %0, {x, y}; cvt.rn.f16x2.e4m3x2 u, x; cvt.rn.f16x2.e4m3x2 v, y;\n"
+        "sub.f16x2 u, %2, u; sub.f16x2 v, %3, v;\n"
+        "cvt.rn.satfinite.e4m3x2.f16x2 x, u; cvt.rn.satfinite.e4m3x2.f16x2 y, v;\n"
+        "mov.b32 %1, {x, y}; }"
+        : "=&r"(nearest), "=&r"(rest)
+        : "r"(low), "r"(high));
+  }
+};
+/// Bytes `numbers` of the eight bytes of low and high, by number from the lowest digit on.
+__device__ inline std::uint32_t bytes_of(std::uint32_t low, std::uint32_t high,
+                                         std::uint32_t numbers) {
+  return __byte_perm(low, high, numbers);
+}
+
+/// Starts to copy 16 bytes of device memory to shared memory (cp.async).
+__device__ inline void start_copy(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+/// Waits for all copies that this thread has started; only this thread is sure to see them.
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+__device__ inline uint2 load_shared2(std::uint32_t from) {
+  uint2 x;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
+  return x;
+}
+
+/// barrier_expect() and load_tile() of one lane (`does`) of a warp. All lanes call them with the
+/// same arguments: by predication instead of a branch, the arguments stay in uniform registers. The
+/// loads mark their lines evict_first in L2, since a step reads each key once.
+__device__ inline void expect_if(bool does, std::uint32_t barrier, int bytes) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
+      "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1; }" ::"r"(barrier),
+      "r"(bytes), "r"(static_cast<int>(does))
+      : "memory");
+}
+__device__ inline void load_tile_if(bool does, std::uint32_t to, const CUtensorMap& map,
+                                    int element, int head, int token, std::uint32_t barrier) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %6, 0;\n"
+      ".reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
+      "@p "
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], once; }" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(element), "r"(head), "r"(token), "r"(static_cast<int>(does))
+      : "memory");
+}
+
+/// A block of threads: see Layout.
+template <int N, class M>
+class Block {
+  using At = Layout<N, M>;
+  static constexpr bool kHalves = At::kHalves;
+  static constexpr int kTerms = At::kTerms;
+  static constexpr float kShift = At::kShift, kMostP = At::kMostP;
+
+ public:
+  __device__ Block(const Decode& parameters, const Maps& maps, unsigned char* shared)
+      : p_(parameters),
+        maps_(maps),
+        shared_(shared),
+        base_(shared_address(shared)),
+        part_(static_cast<int>(blockIdx.x) / p_.row_blocks),
+        row_block_(static_cast<int>(blockIdx.x) % p_.row_blocks),
+        first_row_(row_block_ * kRows) {}
+
+  /// The barriers, and the events that end their phases:
+  ///   full(i, s)        slab s of place i is filled; s = kSlabs: its k_pe
+  ///   empty(i)          the outputs have read the values of place i, after the scores have
+  ///                     multiplied its keys; or the scores have read queries from it
+  ///   p_full(i), p_empty(i)   a tile of p, with what belongs to it
+  ///   scores_done       the scores have finished all items, so that merging may use their memory
+  ///   queries_full, queries_empty   kHalves: an item's queries
+  __device__ void init_barriers() const {
+    for (int i = 0; i < kTiles; ++i) {
+      for (int s = 0; s < kFullBarriers; ++s) barrier_init(full(i, s), 1);
+      barrier_init(empty(i), 8);
+    }
+    // Each thread that reads or writes its own values beside p arrives on the barrier itself; no
+    // lane arrives for its warp.
+    for (int i = 0; i < kPs; ++i) {
+      barrier_init(p_full(i), kWarpgroup);
+      barrier_init(p_empty(i), 2 * kWarpgroup);
+    }
+    barrier_init(scores_done(), kWarpgroup);
+    barrier_init(queries_full(), 1);
+    barrier_init(queries_empty(), 4);
+    publish_barriers();
+  }
+
+  /// Prefetches into L2 the queries, page numbers and lengths that this block probably reads first.
+  /// It runs before wait_for_earlier_launch(), and guesses that shares are equal counts of
+  /// requests.
+  __device__ void ask_ahead() const {
+    const int b = static_cast<int>(std::int64_t{part_} * p_.lengths.count / p_.parts);
+    const int thread = static_cast<int>(threadIdx.x);
+    const unsigned char* const q = p_.q + b * p_.q_strides[0];
+    const int rows = min(kRows, p_.rows - first_row_);
+    constexpr int kLines = kWidth / kTileColumns;
+#pragma unroll 1
+    for (int i = thread; i < rows * kLines; i += kThreads)
+      prefetch_to_l2(q + (first_row_ + i / kLines) * p_.q_strides[1] + i % kLines * kTileRowBytes);
+    constexpr int kOfLine = 32;
+    if (thread * kOfLine < p_.lengths.count)
+      prefetch_to_l2(p_.lengths.data + thread * kOfLine * p_.lengths.stride);
+    const int blocks = min(p_.lengths.longest / p_.page, 32 * kOfLine);
+    const int entry = (thread - kWarpgroup) * kOfLine;
+    if (0 <= entry && entry < blocks)
+      prefetch_to_l2(p_.table + b * p_.table_strides[0] + entry * p_.table_strides[1]);
+  }
+
+  /// One warp: finds the block's share and leaves it in shared memory.
+  __device__ void find_share() const {
+    const Share share = Scheduler(p_.lengths, p_.parts, part_).share(p_.fewest);
+    if (threadIdx.x % 32 == 0) *reinterpret_cast<Share*>(shared_ + At::kShare) = share;
+  }
+
+  // --- Feeding ---
+
+  /// One warp, kHalves: loads the queries of all items, each when the scores are done with those
+  /// before.
+  __device__ void load_all_queries() const {
+    std::uint32_t parity = 1;
+    for_each_item([&](const Item& item) {
+      if (item.count == 0) return;
+      barrier_wait(queries_empty(), parity);
+      parity ^= 1;
+      if (threadIdx.x % 32 != 0) return;
+      barrier_expect(queries_full(), At::kQuerySlabs * At::kQuerySlabBytes);
+      for (int s = 0; s < At::kQuerySlabs; ++s)
+        load_tile(query_slab(s), maps_.q, s * kTileColumns, item.request, first_row_,
+                  queries_full());
+    });
+  }
+  __device__ std::uint32_t query_slab(int s) const {
+    return base_ + At::kQueries + s * At::kQuerySlabBytes;
+  }
+  /// One warp: loads tiles, and an item's queries before them where they go through the ring. All
+  /// lanes run the loop and one issues the copies. If one lane ran it alone, the compiler would not
+  /// know its arguments to be uniform.
+  __device__ void feed() const {
+    const bool leads = elected();
+    const int tiles_of_page = p_.page / kTokens;
+    Step ring(kTiles);
+    for_each_item([&](const Item& item) {
+      if (item.count == 0) return;
+      int index = item.first / tiles_of_page, within = item.first - index * tiles_of_page;
+      const int pages = (item.length + p_.page - 1) / p_.page;
+      const std::int32_t* const table = p_.table + item.request * p_.table_strides[0];
+      // Each lane holds one of 32 page numbers, and one of the next 32.
+      const auto entry = [&](int window) {
+        const int i = window + static_cast<int>(threadIdx.x % 32);
+        return i < pages ? table[i * p_.table_strides[1]] : 0;
+      };
+      int here = entry(index / 32 * 32), next = entry(index / 32 * 32 + 32);
+      if constexpr (!kHalves)
+        for (int i = 0; i < kQueryPlaces; ++i, ring.next()) load_queries(ring, item, i, leads);
+#pragma unroll 1
+      for (int t = 0; t < item.count; ++t, ring.next()) {
+        const int page = uniform(__shfl_sync(0xffffffffu, here, index & 31));
+        const int token = within * kTokens;
+        barrier_wait(empty(ring.place), ring.parity ^ 1);
+#pragma unroll
+        for (int s = 0; s < kSlabs; ++s) {
+          expect_if(leads, full(ring.place, s), kSlabBytes);
+          load_tile_if(leads, slab(ring.place, s), maps_.cache, s * kSlabColumns, page, token,
+                       full(ring.place, s));
+        }
+        expect_if(leads, full(ring.place, kSlabs), kPeBytes);
+        load_tile_if(leads, slab(ring.place, kSlabs), maps_.pe, 0, page, token,
+                     full(ring.place, kSlabs));
+        if (++within < tiles_of_page) continue;
+        within = 0;
+        if ((++index & 31) == 0) here = next, next = entry(index + 32);
+      }
+    });
+  }
+  /// Loads the queries' columns 256 half ... 256 half + 255 into a place, in slabs of 64 columns of
+  /// bf16, and of the last 64 columns the rows 32 half ... 32 half + 31 where k_pe would be.
+  __device__ void load_queries(const Step& ring, const Item& item, int half, bool leads) const {
+    barrier_wait(empty(ring.place), ring.parity ^ 1);
+    const auto load = [&](int s, int after, int slab_number, int row) {
+      load_tile_if(leads, slab(ring.place, s) + after, maps_.q, slab_number * kTileColumns,
+                   item.request, first_row_ + row, full(ring.place, s));
+    };
+#pragma unroll
+    for (int s = 0; s < kSlabs; ++s) {
+      expect_if(leads, full(ring.place, s), kSlabBytes);
+      load(s, 0, kSlabs * half + s, 0);
+      load(s, kSlabBytes / 2, kSlabs * half + s, kQueryRows);
+    }
+    expect_if(leads, full(ring.place, kSlabs), kPeBytes);
+    load(kSlabs, 0, kValues / kTileColumns, kQueryRows * half);
+  }
+
+  // --- Scores ---
+
+  /// The scores' warpgroup.
+  __device__ void run_scores(int warp) const {
+    if constexpr (kHalves)
+      score_halves(warp);
+    else
+      score_numbers(warp);
+    barrier_arrive(scores_done());
+  }
+
+  // Products in e4m3: warp w has rows 16 w ... 16 w + 15.
+  __device__ void score_numbers(int warp) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int row = warp * 16 + lane / 4;
+    // Causal: `later` last keys of the request belong to queries after the row's, which it does not
+    // see; first_later is the largest such number of the block.
+    int later[2], first_later = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      later[i] = p_.causal ? max(p_.q_len - 1 - (first_row_ + row + 8 * i) / p_.heads, 0) : 0;
+    if (p_.causal) first_later = max(p_.q_len - 1 - first_row_ / p_.heads, 0);
+    const float kv_scale = p_.kv_scale != nullptr ? *p_.kv_scale : 1.0f;
+    const float signed_scale = p_.scale_log2 * kv_scale;
+    const bool counts = warp * 16 < N;  // the other warps' rows do not exist
+    const std::uint32_t p_row =
+        narrow_offset(warp * 16 + lane % 8, lane / 8);  // for store_matrices()
+    Step ring(kTiles), tile(kPs);
+    for_each_item([&](const Item& item) {
+      float sum[2] = {0, 0}, base[2] = {kNoScore, kNoScore};
+      if (item.count > 0) {
+        std::uint32_t q[kSteps][4];
+        float scale[2];
+        convert_queries(q, scale, ring, warp, lane);
+#pragma unroll
+        // 0 times -infinity would be NaN.
+        for (float& s : scale) s = fmaxf(s * fabsf(signed_scale), 1e-30f);
+        float S[32];
+        start_scores(S, q, ring);
+        const auto finish_tile = [&](int t, auto last) {
+          constexpr bool ends = decltype(last)::value;
+          wait_for_products<0>();
+          pin(S);
+          ring.next();
+          const int first_token = (item.first + t) * kTokens;
+          float alpha[2] = {1.0f, 1.0f};
+          std::uint32_t p[kTerms][2][4];
+          bool grown = false;
+          if (counts) {
+            if (signed_scale < 0) {
+#pragma unroll
+              for (float& s : S) s = -s;
+            }
+            // Only in the last tiles are keys that some of the rows must not see.
+            if (first_token + kTokens > item.length - first_later)
+              hide(S, item.length - first_token, later, lane);
+            float added[2];
+            grown = raise(base, alpha, S, scale);
+            weigh(p, added, S, scale, base);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], alpha[r], added[r]);
+          }
+          // The next tile's scores are computed while this tile's p is handed over and multiplied.
+          if constexpr (!ends) start_scores(S, q, ring);
+          barrier_wait(p_empty(tile.place), tile.parity ^ 1);
+          if (counts) {
+            const std::uint32_t to = base_ + At::kP + tile.place * At::kPBytes + p_row;
+#pragma unroll
+            for (int i = 0; i < kTerms; ++i)
+#pragma unroll
+              for (int r = 0; r < 2; ++r)
+                store_matrices(to + i * At::kTermBytes + r * 8 * kPeColumns, p[i][r][0], p[i][r][1],
+                               p[i][r][2], p[i][r][3]);
+            if (lane % 4 == 0) {
+              alphas(tile.place)[row] = alpha[0];
+              alphas(tile.place)[row + 8] = alpha[1];
+            }
+            if (lane == 0) this->grown(tile.place)[warp] = grown;
+            if constexpr (ends) {
+              const float unit = item.split.count == 1 ? kv_scale : kPieceUnit;
+#pragma unroll
+              for (int r = 0; r < 2; ++r) {
+                sum[r] = quad_sum(sum[r]);
+                // A row that sees no key gets factor 0; a NaN sum stays NaN.
+                if (lane % 4 == 0)
+                  factors(tile.place)[row + 8 * r] =
+                      sum[r] > 0 || sum[r] != sum[r] ? unit / sum[r] : 0.0f;
+              }
+            }
+          }
+          publish_to_async();
+          barrier_arrive(p_full(tile.place));
+          tile.next();
+        };
+#pragma unroll 1
+        for (int t = 0; t + 1 < item.count; ++t) finish_tile(t, std::false_type{});
+        finish_tile(item.count - 1, std::true_type{});
+      }
+      finish_lse(item, sum, base, row, lane);
+    });
+  }
+
+  /// Queries in e4m3, as the left operands of a tile's products, and what a row's scores must be
+  /// multiplied by in turn.
+  __device__ void convert_queries(std::uint32_t (&q)[kSteps][4], float (&scale)[2], Step& ring,
+                                  int warp, int lane) const {
+    const int row = warp * 16 + lane / 4;
+    Step second = ring;
+    second.next();
+    // The first of two words, columns 32 step + 16 half + 4 (lane % 4) and three more, of row + 8
+    // r.
+    const auto word = [&](int step, int r, int half) {
+      const int s = step / 2, chunk = step % 2 * 4 + half * 2 + lane % 4 / 2;
+      const int place =
+          s < kSlabs || (s == 2 * kSlabs && row < kQueryRows) ? ring.place : second.place;
+      const int at = s == 2 * kSlabs ? row % kQueryRows : row;
+      return load_shared2(slab(place, s == 2 * kSlabs ? kSlabs : s % kSlabs) +
+                          tile_offset(at + 8 * r, chunk) + lane % 2 * 8);
+    };
+    std::uint32_t most[2] = {0, 0};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step % 2 == 0) {
+        const int s = step / 2;
+        if (s == 2 * kSlabs) barrier_wait(full(ring.place, kSlabs), ring.parity);
+        const Step& at = s < kSlabs ? ring : second;
+        barrier_wait(full(at.place, s == 2 * kSlabs ? kSlabs : s % kSlabs), at.parity);
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint2 x = word(step, r, half);
+          most[r] = __vmaxu2(most[r], __vmaxu2(x.x & 0x7fff7fffu, x.y & 0x7fff7fffu));
+        }
+    }
+    float up[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      std::uint32_t largest = max(most[r] & 0xffffu, most[r] >> 16);
+      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+      // 448 is 1.75 2^8; bf16 has 7 bits behind the leading one, and 127 for the exponent 0.
+      constexpr int kThreeQuarters = 96, kBias = 127;
+      const int exponent = static_cast<int>(largest >> 7) - kBias;
+      const int power = min(8 - exponent - ((largest & 0x7fu) > kThreeQuarters), 100);
+      up[r] = __int_as_float((power + kBias) << 23);
+      scale[r] = __int_as_float((kBias - power) << 23);
+      if (exponent == kBias + 1) up[r] = scale[r] = __int_as_float(0x7fc00000);
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint2 x = word(step, i % 2, i / 2);
+        const float2 low = unpack<Bf16>(x.x), high = unpack<Bf16>(x.y);
+        const float u = up[i % 2];
+        q[step][i] = e4m3_of(low.x * u, low.y * u, high.x * u, high.y * u);
+      }
+    __syncwarp();
+    for (int i = 0; i < kQueryPlaces; ++i, ring.next()) arrive_if(lane < 2, empty(ring.place));
+  }
+
+  /// Starts S = Q K^T over the tile of the ring's place.
+  __device__ void start_scores(float (&S)[32], const std::uint32_t (&q)[kSteps][4],
+                               const Step& ring) const {
+    pin(S);
+    start_products();
+#pragma unroll
+    for (int s = 0; s <= kSlabs; ++s) {
+      barrier_wait(full(ring.place, s), ring.parity);
+      const std::uint32_t at = slab(ring.place, s);
+      const std::uint64_t K = s < kSlabs ? matrix(at) : narrow_matrix(at);
+#pragma unroll
+      for (int k = 0; k < (s < kSlabs ? 4 : 2); ++k)
+        add_product<64>(S, q[4 * s + k], further(K, 32 * k), s + k > 0);
+    }
+    commit_products();
+  }
+
+  /// Sets scores of keys that rows do not see to -infinity: keys from column `there` on, and the
+  /// `later` ones before.
+  __device__ static void hide(float (&S)[32], int there, const int (&later)[2], int lane) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int column = i / 4 * 8 + 2 * (lane % 4) + i % 2;
+      if (column >= there - later[i % 4 / 2]) S[i] = -INFINITY;
+    }
+  }
+  /// The largest of the thread's own scores in each of its two rows.
+  __device__ static void most_of(float (&most)[2], const float (&S)[32]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      most[r] = fmaxf(S[2 * r], S[2 * r + 1]);
+#pragma unroll
+      for (int n = 1; n < 8; ++n)
+        most[r] = fmaxf(most[r], fmaxf(S[4 * n + 2 * r], S[4 * n + 2 * r + 1]));
+    }
+  }
+  /// Raises `base` in rows where p would exceed 2^kMostP; alpha becomes the factor for their sums
+  /// and outputs so far. Returns whether some row of the warp had to.
+  __device__ static bool raise(float (&base)[2], float (&alpha)[2], const float (&S)[32],
+                               const float (&scale)[2]) {
+    float most[2];
+    most_of(most, S);
+    if (!__any_sync(0xffffffffu, fmaf(most[0], scale[0], -base[0]) > kMostP ||
+                                     fmaf(most[1], scale[1], -base[1]) > kMostP))
+      return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float found = quad_max(most[r]) * scale[r];
+      if (found - base[r] <= kMostP) continue;
+      alpha[r] = exp2_fast(base[r] - (found - kShift));
+      base[r] = found - kShift;
+    }
+    return true;
+  }
+  /// p = exp2(scale S - base), as sums of two in e4m3: p[i][r][j] has term i of the row's tokens 16
+  /// j + 2 (lane % 4), the next, and those 8 further. added[r] is the thread's sum of a row's p.
+  __device__ static void weigh(std::uint32_t (&p)[kTerms][2][4], float (&added)[2],
+                               const float (&S)[32], const float (&scale)[2],
+                               const float (&base)[2]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          x[i] = exp2_fast(fmaf(S[8 * j + i / 2 * 4 + 2 * r + i % 2], scale[r], -base[r]));
+        const TwoTerms terms(x[0], x[1], x[2], x[3]);
+        p[0][r][j] = terms.nearest;
+        p[1][r][j] = terms.rest;
+        const float four = (x[0] + x[1]) + (x[2] + x[3]);
+        added[r] = j == 0 ? four : added[r] + four;
+      }
+    }
+  }
+
+  /// Stores lse of an item's rows: to the output, or to the piece's numbers in powers of two.
+  __device__ void finish_lse(const Item& item, const float (&sum)[2], const float (&base)[2],
+                             int row, int lane) const {
+    const bool divided = item.split.count > 1;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool seen = sum[r] > 0 || sum[r] != sum[r];
+      const float log2_sum = seen ? base[r] + log2f(sum[r]) : -INFINITY;
+      const int number = first_row_ + row + 8 * r;
+      if (lane % 4 != 0) continue;
+      if (divided)
+        numbers_at(place_of(item.split, item.piece))[row + 8 * r] = log2_sum;
+      else if (number < p_.rows)
+        lse(item.request, number) = lse_of(log2_sum);
+    }
+    if (!divided) return;
+    sync_threads_of(6, kWarpgroup);
+    if (threadIdx.x == 0) count_up(counter_of(item.split));
+  }
+
+  // Products in float16: warp w has tokens 16 w ... 16 w + 15 of a tile, a lane two of them, and of
+  // the rows 8 n + 2 (lane % 4) and the next.
+  static constexpr int kOwnRows = N / 4;  ///< row number 2 n + i of a lane is row_of(2 n + i)
+  __device__ static int row_of(int own, int lane) {
+    return own / 2 * 8 + 2 * (lane % 4) + own % 2;
+  }
+  __device__ void score_halves(int warp) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const float kv_scale = p_.kv_scale != nullptr ? *p_.kv_scale : 1.0f;
+    const float signed_scale = p_.scale_log2 * kv_scale;
+    const float scale = fmaxf(fabsf(signed_scale), 1e-30f);  // not 0: 0 times -infinity is NaN
+    const int first_later = p_.causal ? max(p_.q_len - 1 - first_row_ / p_.heads, 0) : 0;
+    Step ring(kTiles), tile(kPs);
+    std::uint32_t queries_parity = 0;
+    for_each_item([&](const Item& item) {
+      if (item.count == 0) return finish_rows(item, -1, 0.0f);
+      barrier_wait(queries_full(), queries_parity);
+      queries_parity ^= 1;
+      halve_queries();
+      float sum[kOwnRows];
+#pragma unroll
+      for (float& s : sum) s = 0.0f;
+#pragma unroll 1
+      for (int t = 0; t < item.count; ++t, ring.next(), tile.next()) {
+        float S[N / 2];
+        multiply_halves(S, ring, warp, lane);
+        const bool ends = t + 1 == item.count;
+        if (ends) {
+          __syncwarp();
+          arrive_if(lane == 0, queries_empty());
+        }
+        const int there = item.length - (item.first + t) * kTokens;
+        // Only in the last tiles are keys that some of the rows must not see.
+        if (there < kTokens + first_later) hide_tokens(S, there, signed_scale, warp, lane);
+        const float towards = signed_scale < 0 ? -scale : scale;
+#pragma unroll
+        for (int n = 0; n < N / 8; ++n) {
+          const float2 base = t == 0
+                                  ? make_float2(0.0f, 0.0f)
+                                  : *reinterpret_cast<const float2*>(bases() + row_of(2 * n, lane));
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            S[4 * n + i] = fmaf(S[4 * n + i], towards, i % 2 == 0 ? -base.x : -base.y);
+        }
+        const bool grown = t == 0 || any_exceeds(S);
+        barrier_wait(p_empty(tile.place), tile.parity ^ 1);
+        if (grown) raise_rows(sum, S, tile.place, t == 0, warp, lane);
+        if (lane == 0) this->grown(tile.place)[warp] = grown;
+        weigh_rows(sum, S, base_ + At::kP + tile.place * At::kPBytes, warp, lane);
+        if (ends) {
+          share_sums(sum, warp, lane);
+          finish_rows(item, tile.place, kv_scale);
+        }
+        publish_to_async();
+        barrier_arrive(p_full(tile.place));
+      }
+    });
+  }
+  /// Converts the queries from bf16 to float16, in place, and puts each 16 columns into the order
+  /// of products.
+  __device__ void halve_queries() const {
+    const auto half = [](std::uint32_t pair) {
+      const float2 x = unpack<Bf16>(pair);
+      return pack<Fp16>(x.x, x.y);
+    };
+#pragma unroll 2
+    for (int i = static_cast<int>(threadIdx.x); i < At::kQuerySlabs * N * 4; i += kWarpgroup) {
+      const int row = i % N, slab_number = i / N / 4;
+      unsigned char* const slab = shared_ + At::kQueries + slab_number * At::kQuerySlabBytes;
+      auto* const first = reinterpret_cast<uint4*>(slab + tile_offset(row, i / N % 4 * 2));
+      auto* const second = reinterpret_cast<uint4*>(slab + tile_offset(row, i / N % 4 * 2 + 1));
+      const uint4 a = *first, b = *second;
+      *first = make_uint4(half(a.x), half(a.z), half(b.x), half(b.z));
+      *second = make_uint4(half(a.y), half(a.w), half(b.y), half(b.w));
+    }
+    publish_to_async();
+    sync_threads_of(7, kWarpgroup);
+  }
+  /// S^T = K Q^T over the tile of the ring's place: groups of 64 columns, the next of which is
+  /// converted while one is multiplied, and the one after it loaded. Four sums take products in
+  /// turn, since a product that waits for the one before it takes three times as long.
+  __device__ void multiply_halves(float (&S)[N / 2], const Step& ring, int warp, int lane) const {
+    constexpr int kGroups = kWidth / 64, kSums = 4;
+    std::uint32_t K[2][4][4], numbers[2][4];
+    float sums[kSums][N / 2];
+    const int token = warp * 16 + lane % 16;
+    const std::uint32_t tile = base_ + ring.place * kTileBytes;
+    const std::uint32_t own = tile + tile_offset(token, lane / 16);
+    const std::uint32_t own_pe = tile + kSlabs * kSlabBytes + narrow_offset(token, lane / 16);
+    const std::uint64_t Q = matrix(uniform(static_cast<int>(query_slab(0))));
+    const auto load = [&](int j) {
+      if (j % 2 == 0) barrier_wait(full(ring.place, j / 2), ring.parity);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        load_matrices(numbers[i], j + 1 == kGroups
+                                      ? own_pe ^ i * 32
+                                      : (own + j / 2 * kSlabBytes) ^ (j % 2 * 64 + i * 32));
+    };
+    load(0);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) pin(sums[i]);
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      if (j >= 2) wait_for_products<1>();
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const FourNumbers four(numbers[i / 4][i % 4]);
+        K[j % 2][i / 2][i % 2] = bits_of(four.low);
+        K[j % 2][i / 2][i % 2 + 2] = bits_of(four.high);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pin(K[j % 2][i]);
+      start_products();
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        add_half_product(sums[i], K[j % 2][i], further(Q, j * At::kQuerySlabBytes + i * 32), j > 0);
+      commit_products();
+      if (j + 1 < kGroups) load(j + 1);
+    }
+    wait_for_products<0>();
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) pin(sums[i]);
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) S[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+  }
+  /// Sets scores of keys that rows do not see so that they become -infinity: keys from token
+  /// `there` on, and for rows of earlier queries those before it too.
+  __device__ void hide_tokens(float (&S)[N / 2], int there, float signed_scale, int warp,
+                              int lane) const {
+    const float hidden = signed_scale < 0 ? INFINITY : -INFINITY;
+#pragma unroll
+    for (int own = 0; own < kOwnRows; ++own) {
+      const int number = first_row_ + row_of(own, lane);
+      const int later = p_.causal ? max(p_.q_len - 1 - number / p_.heads, 0) : 0;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (warp * 16 + lane / 4 + 8 * i >= there - later)
+          S[own / 2 * 4 + 2 * i + own % 2] = hidden;
+    }
+  }
+  /// Whether some p of the tile would exceed 2^kMostP. The whole warpgroup calls it.
+  __device__ static bool any_exceeds(const float (&S)[N / 2]) {
+    float most = S[0];
+#pragma unroll
+    for (int i = 1; i < N / 2; ++i) most = fmaxf(most, S[i]);
+    std::uint32_t any;
+    asm volatile(
+        "{ .reg .pred p; setp.gt.f32 p, %1, %2; bar.red.or.pred p, %3, %4, p;\n"
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(any)
+        : "f"(most), "f"(kMostP), "n"(7), "n"(kWarpgroup)
+        : "memory");
+    return any != 0;
+  }
+  /// Of the item, by row.
+  __device__ float* bases() const {
+    return reinterpret_cast<float*>(shared_ + At::kSum) + 4 * kRows;
+  }
+  /// Raises the base of rows where p would exceed 2^kMostP, in an item's first tile of all rows,
+  /// and leaves the factors for sums and outputs so far beside p.
+  __device__ void raise_rows(float (&sum)[kOwnRows], float (&S)[N / 2], int place, bool first,
+                             int warp, int lane) const {
+    float* const mosts = reinterpret_cast<float*>(shared_ + At::kMost);
+#pragma unroll
+    for (int own = 0; own < kOwnRows; ++own) {
+      const int i = own / 2 * 4 + own % 2;
+      float most = fmaxf(S[i], S[i + 2]);
+#pragma unroll
+      for (int distance = 4; distance < 32; distance *= 2)
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
+      if (lane < 4) mosts[warp * kRows + row_of(own, lane)] = most;
+    }
+    sync_threads_of(7, kWarpgroup);
+#pragma unroll
+    for (int own = 0; own < kOwnRows; ++own) {
+      const int row = row_of(own, lane), i = own / 2 * 4 + own % 2;
+      const float most = fmaxf(fmaxf(mosts[row], mosts[kRows + row]),
+                               fmaxf(mosts[2 * kRows + row], mosts[3 * kRows + row]));
+      const bool raises = (first || most > kMostP) && most > -INFINITY;
+      const float up = raises ? most - kShift : 0.0f, alpha = raises ? exp2_fast(-up) : 1.0f;
+      S[i] -= up;
+      S[i + 2] -= up;
+      if (!first) sum[own] *= alpha;
+      if (warp != 0 || lane >= 4) continue;
+      alphas(place)[row] = alpha;
+      bases()[row] = first ? up : bases()[row] + up;
+    }
+    sync_threads_of(7, kWarpgroup);
+  }
+  /// p = exp2(S), to shared memory as [rows, tokens], and added to the thread's sums.
+  __device__ static void weigh_rows(float (&sum)[kOwnRows], const float (&S)[N / 2],
+                                    std::uint32_t to, int warp, int lane) {
+    const std::uint32_t own = to + tile_offset(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
+#pragma unroll
+    for (int n = 0; n < N / 8; n += 2) {
+      std::uint32_t p[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* const s = S + 4 * (n + i / 2) + i % 2 * 2;
+        const float x = exp2_fast(s[0]), y = exp2_fast(s[1]);
+        p[i] = pack<Fp16>(x, y);
+        sum[2 * (n + i / 2)] += x;
+        sum[2 * (n + i / 2) + 1] += y;
+      }
+      store_transposed(own + n * 8 * kTileRowBytes, p);
+    }
+  }
+  /// Leaves the warps' sums of rows in shared memory.
+  __device__ void share_sums(const float (&sum)[kOwnRows], int warp, int lane) const {
+    float* const sums = reinterpret_cast<float*>(shared_ + At::kSum);
+#pragma unroll
+    for (int own = 0; own < kOwnRows; ++own) {
+      float whole = sum[own];
+#pragma unroll
+      for (int distance = 4; distance < 32; distance *= 2)
+        whole += __shfl_xor_sync(0xffffffffu, whole, distance);
+      if (lane < 4) sums[warp * kRows + row_of(own, lane)] = whole;
+    }
+    sync_threads_of(7, kWarpgroup);
+  }
+  /// Stores lse of an item's rows, one per thread: to the output, or to the piece's numbers in
+  /// powers of two; and the factors of its outputs beside the p at `place`. place < 0: the item has
+  /// no keys.
+  __device__ void finish_rows(const Item& item, int place, float kv_scale) const {
+    const bool divided = item.split.count > 1;
+    const int row = static_cast<int>(threadIdx.x), number = first_row_ + row;
+    if (row < N) {
+      const float* const sums = reinterpret_cast<const float*>(shared_ + At::kSum) + row;
+      const float whole =
+          place < 0 ? 0.0f : (sums[0] + sums[kRows]) + (sums[2 * kRows] + sums[3 * kRows]);
+      // A row that sees no key gets factor 0; a NaN sum stays NaN.
+      const bool seen = whole > 0 || whole != whole;
+      const float log2_sum = seen ? bases()[row] + log2f(whole) : -INFINITY;
+      if (place >= 0) factors(place)[row] = seen ? (divided ? kPieceUnit : kv_scale) / whole : 0.0f;
+      if (divided)
+        numbers_at(place_of(item.split, item.piece))[row] = log2_sum;
+      else if (number < p_.rows)
+        lse(item.request, number) = lse_of(log2_sum);
+    }
+    if (!divided) return;
+    sync_threads_of(6, kWarpgroup);
+    if (threadIdx.x == 0) count_up(counter_of(item.split));
+  }
+
+  // --- Outputs ---
+
+  /// A thread's outputs, in four products of 64 columns. Of product m, O[m][4 n + i] is row 8 n + 2
+  /// (lane % 4) + i % 2, column 64 m + 16 warp + 2 (lane / 4) + i / 2 of the side.
+  using Outputs = float[kSideTiles][N / 2];
+
+  /// The outputs' warpgroup of a side (columns 256 side ... 256 side + 255).
+  __device__ void run_outputs(int side, int warp) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    Step ring(kTiles), tile(kPs);
+    // Lane l reads the 16 bytes of token l (or l + 32) that the warp has in a product of an even
+    // number; those of an odd one are 64 bytes away, within the swizzle.
+    const std::uint32_t own = 2 * side * kSlabBytes + tile_offset(lane, warp);
+    for_each_item([&](const Item& item) {
+      Outputs O;
+      if (item.count == 0) {
+#pragma unroll
+        for (int i = 0; i < kSideTiles * N / 2; ++i) O[i / (N / 2)][i % (N / 2)] = 0.0f;
+      } else {
+        if constexpr (!kHalves) ring.skip(kQueryPlaces);
+      }
+      int place = 0;
+#pragma unroll 1
+      for (int t = 0; t < item.count; ++t) {
+        const int seen = item.length - (item.first + t) * kTokens;
+        if constexpr (kHalves)
+          add_tile_of_halves(O, ring, tile, own, side, seen, t, lane);
+        else
+          add_tile(O, ring, tile, own, side, seen, t, lane);
+        place = tile.place;
+        if (t + 1 < item.count) barrier_arrive(p_empty(tile.place));
+        tile.next();
+        ring.next();
+      }
+      if (item.split.count == 1)
+        store_outputs(O, place, item, side, warp, lane);
+      else
+        store_piece(O, place, item, side, warp, lane);
+      if (item.count > 0) barrier_arrive(p_empty(place));
+    });
+  }
+  /// O^T += V^T p^T over a tile, by products in e4m3.
+  __device__ void add_tile(Outputs& O, const Step& ring, const Step& tile, std::uint32_t own,
+                           int side, int seen, int t, int lane) const {
+    std::uint32_t V[2][2][4];
+    const std::uint32_t from = base_ + ring.place * kTileBytes + own;
+    barrier_wait(full(ring.place, 2 * side), ring.parity);
+    load_values(V[0], from, seen, lane);
+    load_values(V[1], from ^ 64, seen, lane);
+    barrier_wait(p_full(tile.place), tile.parity);
+    if (t > 0) rescale(O, tile.place, lane);
+    const std::uint64_t P = narrow_matrix(base_ + At::kP + tile.place * At::kPBytes);
+    const auto multiply = [&](int m) {
+      pin(O[m]);
+      pin(V[m % 2][0]), pin(V[m % 2][1]);
+      start_products();
+#pragma unroll
+      for (int i = 0; i < 2 * kTerms; ++i)  // the smaller terms first
+        add_product<N>(O[m], V[m % 2][i % 2], further(P, (1 - i / 2) * At::kTermBytes + i % 2 * 32),
+                       t + i > 0);
+      commit_products();
+    };
+    multiply(0);
+    multiply(1);
+    barrier_wait(full(ring.place, 2 * side + 1), ring.parity);
+    wait_for_products<1>();
+    pin(O[0]);
+    load_values(V[0], from + kSlabBytes, seen, lane);
+    multiply(2);
+    wait_for_products<1>();
+    pin(O[1]);
+    load_values(V[1], (from + kSlabBytes) ^ 64, seen, lane);
+    __syncwarp();
+    arrive_if(lane == 0, empty(ring.place));
+    multiply(3);
+    wait_for_products<0>();
+    pin(O[2]), pin(O[3]);
+  }
+  /// The same by products in float16, of 32 tokens at a time.
+  __device__ void add_tile_of_halves(Outputs& O, const Step& ring, const Step& tile,
+                                     std::uint32_t own, int side, int seen, int t, int lane) const {
+    std::uint32_t V[2][2][4];
+    const std::uint32_t from = base_ + ring.place * kTileBytes + own;
+    const auto load = [&](int i) {  // group i: tokens 32 (i % 2) and on, columns of product i / 2
+      if (i % kSideTiles == 0)
+        barrier_wait(full(ring.place, 2 * side + i / kSideTiles), ring.parity);
+      load_halves(V[i % 2],
+                  ((from + i / 4 * kSlabBytes) ^ i / 2 % 2 * 64) + i % 2 * 32 * kSlabColumns,
+                  seen - i % 2 * 32, lane);
+    };
+    const std::uint64_t P = matrix(base_ + At::kP + tile.place * At::kPBytes);
+    const auto multiply = [&](int i) {
+      if (i % 2 == 0) pin(O[i / 2]);
+      pin(V[i % 2][0]), pin(V[i % 2][1]);
+      start_products();
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+        add_half_product(O[i / 2], V[i % 2][k], further(P, 64 * (i % 2) + 32 * k),
+                         t + i % 2 + k > 0);
+      commit_products();
+    };
+    load(0);
+    load(1);
+    barrier_wait(p_full(tile.place), tile.parity);
+    if (t > 0) rescale(O, tile.place, lane);
+    multiply(0);
+    multiply(1);
+#pragma unroll
+    for (int i = 2; i < 2 * kSideTiles; ++i) {
+      wait_for_products<1>();
+      load(i);
+      if (i + 1 == 2 * kSideTiles) {
+        __syncwarp();
+        arrive_if(lane == 0, empty(ring.place));
+      }
+      multiply(i);
+    }
+    wait_for_products<0>();
+#pragma unroll
+    for (int m = 0; m < kSideTiles; ++m) pin(O[m]);
+  }
+  /// V^T of 16 columns and 32 tokens as float16: the left operands of two products.
+  __device__ static void load_halves(std::uint32_t (&V)[2][4], std::uint32_t from, int seen,
+                                     int lane) {
+    std::uint32_t pairs[4];
+    load_transposed(pairs, from);
+    if (seen < 32) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = 8 * i + 2 * (lane % 4);
+        pairs[i] &= (token < seen ? 0xffffu : 0u) | (token + 1 < seen ? 0xffff0000u : 0u);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const FourNumbers two(bytes_of(pairs[i], pairs[i], 0x3120));
+      V[i / 2][i % 2 * 2] = bits_of(two.low);
+      V[i / 2][i % 2 * 2 + 1] = bits_of(two.high);
+    }
+  }
+  /// V^T of 16 columns: the left operands of two products, over tokens 0 to 31 and 32 to 63. Tokens
+  /// from `seen` on become 0: their p is 0, and 0 times what lies there (perhaps NaN) must be 0.
+  __device__ static void load_values(std::uint32_t (&V)[2][4], std::uint32_t from, int seen,
+                                     int lane) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      std::uint32_t pairs[4];
+      load_transposed(pairs, from + k * 32 * kSlabColumns);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        V[k][i] = bytes_of(pairs[i / 2 * 2], pairs[i / 2 * 2 + 1], i % 2 == 0 ? 0x6420 : 0x7531);
+    }
+    if (seen >= kTokens) return;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int token = i / 2 * 16 + 2 * (lane % 4);
+      const std::uint32_t mask = (token < seen ? 0xffu : 0u) | (token + 1 < seen ? 0xff00u : 0u) |
+                                 (token + 8 < seen ? 0xff0000u : 0u) |
+                                 (token + 9 < seen ? 0xff000000u : 0u);
+      V[i / 4][i / 2 % 2 * 2 + i % 2] &= mask;
+    }
+  }
+  __device__ void rescale(Outputs& O, int place, int lane) const {
+    const int4 changed = *reinterpret_cast<const int4*>(grown(place));
+    if ((changed.x | (N > 16 ? changed.y | changed.z | changed.w : 0)) == 0) return;
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n) {
+      const float2 alpha = *reinterpret_cast<const float2*>(alphas(place) + 8 * n + 2 * (lane % 4));
+#pragma unroll
+      for (int m = 0; m < kSideTiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) O[m][4 * n + i] *= i % 2 == 0 ? alpha.x : alpha.y;
+    }
+  }
+
+  __device__ void store_outputs(const Outputs& O, int place, const Item& item, int side, int warp,
+                                int lane) const {
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = 8 * n + 2 * (lane % 4) + r, number = first_row_ + row;
+        if (number >= p_.rows) continue;
+        const float factor = item.count > 0 ? factors(place)[row] : 0.0f;
+        Bf16* const out = out_of(item.request, number) + column_of(side, 0, warp, lane);
+#pragma unroll
+        for (int m = 0; m < kSideTiles; ++m)
+          *reinterpret_cast<std::uint32_t*>(out + 64 * m) =
+              pack<Bf16>(O[m][4 * n + r] * factor, O[m][4 * n + 2 + r] * factor);
+      }
+  }
+  /// The first of a thread's two neighbouring columns in product m of a side.
+  __device__ static int column_of(int side, int m, int warp, int lane) {
+    return side * 256 + m * 64 + warp * 16 + lane / 4 * 2;
+  }
+  __device__ Bf16* out_of(int request, int number) const {
+    const int query = number / p_.heads, head = number - query * p_.heads;
+    return p_.out + request * p_.out_strides[0] + query * p_.out_strides[1] +
+           head * p_.out_strides[2];
+  }
+
+  // --- Divided requests ---
+
+  /// Groups of 8 rows that are not all beyond the request's rows.
+  __device__ int row_groups() const {
+    return min(N / 8, (p_.rows - first_row_ + 7) / 8);
+  }
+  /// Number of a piece's place in the workspace. A part has two places per block of rows: one for a
+  /// later piece (of the part's first request), one for a first piece (of its last request).
+  __device__ int place_of(const Split& split, int piece) const {
+    return ((split.first_part + piece) * p_.row_blocks + row_block_) * 2 + (piece == 0);
+  }
+  /// A piece's outputs as vectors of eight float16: [group of 8 rows][side][warp][2][lane].
+  __device__ uint4* piece_at(int place) const {
+    return reinterpret_cast<uint4*>(p_.pieces + std::int64_t{place} * kPieceBytes);
+  }
+  /// lse of a piece's rows, in powers of two.
+  __device__ float* numbers_at(int place) const {
+    return p_.piece_numbers + std::int64_t{place} * kRows;
+  }
+  __device__ int* counter_of(const Split& split) const {
+    return counters[p_.lane][split.first_part * p_.row_blocks + row_block_];
+  }
+  static constexpr int kGroupVectors = 2 * 4 * 2 * 32;  ///< vectors of 8 rows
+
+  /// Stores the outputs of a piece in float16. They are means of values, of at most 448.
+  __device__ void store_piece(const Outputs& O, int place, const Item& item, int side, int warp,
+                              int lane) const {
+    uint4* const to =
+        piece_at(place_of(item.split, item.piece)) + (side * 4 + warp) * 2 * 32 + lane;
+    const int groups = row_groups();
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n) {
+      if (n >= groups) break;
+      const float2 factor =
+          item.count > 0 ? *reinterpret_cast<const float2*>(factors(place) + 8 * n + 2 * (lane % 4))
+                         : make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const auto pair = [&](int m, int r) {
+          const float f = r == 0 ? factor.x : factor.y;
+          return pack<Fp16>(O[m][4 * n + r] * f, O[m][4 * n + 2 + r] * f);
+        };
+        to[n * kGroupVectors + j * 32] =
+            make_uint4(pair(2 * j, 0), pair(2 * j, 1), pair(2 * j + 1, 0), pair(2 * j + 1, 1));
+      }
+    }
+    sync_threads_of(1 + side, kWarpgroup);
+    if (threadIdx.x % kWarpgroup == 0) count_up(counter_of(item.split));
+  }
+
+  /// The scores' first warp: waits until the pieces of all parts are there, and lets the mergers
+  /// read them. The last reader resets the counters.
+  __device__ void await_pieces() const {
+    for_each_divided([&](int, const Split& split, int barrier) {
+      const int mine = vectors_of_part(split), readers = (vectors() + mine - 1) / mine;
+      if (part_ - split.first_part >= readers) return;
+      int* const counter = counter_of(split);
+      if (threadIdx.x == 0)
+        while (count_of(counter) < kCounted * split.count) {
+        }
+      arrive_at(barrier, kMergers + 32);
+      if (threadIdx.x == 0 && atomicAdd(counter + 1, 1) == readers - 1)
+        counter[0] = counter[1] = 0;  // this reader is the last
+    });
+  }
+  /// The outputs' warpgroups: merge this part's share of the divided requests.
+  __device__ void merge() const {
+    for_each_divided([&](int request, const Split& split, int barrier) {
+      const int mine = vectors_of_part(split);
+      if ((part_ - split.first_part) * mine >= vectors()) return;
+      sync_threads_of(barrier, kMergers + 32);
+      barrier_wait(scores_done(), 0);  // merging overwrites memory that the scores have read
+      merge(request, split, mine);
+    });
+  }
+
+ private:
+  /// Calls body(item) for the block's items. An item of a request without keys has count 0.
+  template <class Body>
+  __device__ void for_each_item(Body body) const {
+    const Share& s = share();
+    const int first = uniform(s.first), last = uniform(s.last);
+    int length = first <= last ? p_.lengths.of(first) : 0;
+#pragma unroll 1
+    for (int b = first; b <= last; ++b) {
+      Item item;
+      item.request = b;
+      item.length = uniform(length);
+      if (b < last) length = p_.lengths.of(b + 1);  // loaded before this item's work
+      const int tiles = (item.length + kTokens - 1) / kTokens;
+      item.first = b == first ? uniform(s.first_tile) : 0;
+      item.count = max(0, min(tiles, b == last ? uniform(s.end_tile) : tiles) - item.first);
+      item.split = b == first ? s.of_first : b == last ? s.of_last : Split{};
+      item.piece = part_ - item.split.first_part;
+      body(item);
+    }
+  }
+  /// Calls body(request, split, barrier) for the divided requests of this block's share: at most
+  /// its first and its last request. Each has a hardware barrier of its own.
+  template <class Body>
+  __device__ void for_each_divided(Body body) const {
+    const Share& s = share();
+    if (s.last < s.first) return;
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      const Split split = i == 0 ? s.of_first : s.of_last;
+      if (split.count > 1 && (i == 0 || s.last > s.first))
+        body(i == 0 ? s.first : s.last, split, 4 + i);
+    }
+  }
+  /// Vectors of a piece, and the number of them that a part merges (the last parts may have none).
+  __device__ int vectors() const {
+    return row_groups() * kGroupVectors;
+  }
+  __device__ int vectors_of_part(const Split& split) const {
+    return (vectors() + split.count * 32 - 1) / (split.count * 32) * 32;
+  }
+
+  // Merging reuses the shared memory of the ring:
+  //   kWeights  float [kMostPieces][64]: by piece and row, lse and then weight
+  //   kSums     float [8][kMergers]: sums of sets of threads
+  //   kRowsOut  Bf16* [64]: addresses of the rows' outputs
+  //   kCopies   uint4 [kSlots][kMergers]: vectors on their way
+  static constexpr int kWeights = 0;
+  static constexpr int kSums = kWeights + kMostPieces * kRows * 4;
+  static constexpr int kRowsOut = kSums + 8 * kMergers * 4;
+  static constexpr int kCopies = kRowsOut + kRows * 8;
+  static constexpr int kSlots = 16;
+  static_assert(kCopies + kSlots * kMergers * 16 <= At::kP);
+
+  /// Merges this part's `mine` vectors of all pieces. If a part has fewer vectors than threads,
+  /// several sets of threads take some of the pieces each, and set 0 adds their sums. Each thread
+  /// copies the vectors that it adds to shared memory itself, kSlots at once: the loops stay rolled
+  /// and many loads are in flight.
+  __device__ void merge(int request, const Split& split, int mine) const {
+    const int thread = static_cast<int>(threadIdx.x) - kWarpgroup, lane = thread % 32;
+    const int count = split.count;
+    const int begin = (part_ - split.first_part) * mine, end = min(vectors(), begin + mine);
+    const int sets = mine >= kMergers ? 1 : kMergers / mine;
+    const int of_set = sets == 1 ? kMergers : mine;  // threads of a set
+    const int set = thread / of_set, first = begin + thread % of_set;
+    const std::uint32_t copies = base_ + kCopies + thread * 16;
+    int piece = set, vector = set < sets ? first : end;
+    const auto copy_some = [&] {
+#pragma unroll 1
+      for (int i = 0; i < kSlots && vector < end; ++i) {
+        start_copy(copies + i * kMergers * 16, piece_at(place_of(split, piece)) + vector);
+        if ((piece += sets) >= count) piece = set, vector += of_set;
+      }
+    };
+    copy_numbers(split);
+    copy_some();
+    wait_for_copies();
+    weigh_pieces(request, split);
+
+    float sum[8] = {};
+    int added = set, at = set < sets ? first : end;
+    const float* const weights = reinterpret_cast<const float*>(shared_ + kWeights);
+    while (at < end) {
+#pragma unroll 1
+      for (int i = 0; i < kSlots && at < end; ++i) {
+        const uint4 got =
+            *reinterpret_cast<const uint4*>(shared_ + kCopies + (i * kMergers + thread) * 16);
+        const float2 weight = *reinterpret_cast<const float2*>(
+            weights + added * kRows + at / kGroupVectors * 8 + 2 * (lane % 4));
+        const float2 x = unpack<Fp16>(got.x), y = unpack<Fp16>(got.y);
+        const float2 z = unpack<Fp16>(got.z), w = unpack<Fp16>(got.w);
+        add(sum[0], weight.x, x.x), add(sum[1], weight.x, x.y);
+        add(sum[2], weight.y, y.x), add(sum[3], weight.y, y.y);
+        add(sum[4], weight.x, z.x), add(sum[5], weight.x, z.y);
+        add(sum[6], weight.y, w.x), add(sum[7], weight.y, w.y);
+        if ((added += sets) < count) continue;
+        added = set;
+        if (sets == 1) {
+          store_merged(at, sum);
+#pragma unroll
+          for (float& s : sum) s = 0.0f;
+        }
+        at += of_set;
+      }
+      if (at >= end) break;
+      copy_some();
+      wait_for_copies();
+    }
+    if (sets == 1) return;
+    float* const sums = reinterpret_cast<float*>(shared_ + kSums);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sums[j * kMergers + thread] = sum[j];
+    sync_threads_of(3, kMergers);
+    // Set 0 adds the other sets' sums, in the order of sets.
+    if (set > 0 || first >= end) return;
+#pragma unroll 1
+    for (int other = 1; other < sets; ++other)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[j] += sums[j * kMergers + other * mine + thread];
+    store_merged(first, sum);
+  }
+  /// sum += weight x value. The weight of a piece that has seen no key is 0, and its values are 0
+  /// too.
+  __device__ static void add(float& sum, float weight, float value) {
+    sum = fmaf(weight, value, sum);
+  }
+
+  /// Copies lse of all pieces to shared memory.
+  __device__ void copy_numbers(const Split& split) const {
+    const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
+    const int quads = 2 * row_groups();  // 16-byte chunks of a piece
+    const int at_once = kMergers / quads, row = thread % quads * 4;
+    if (thread >= at_once * quads) return;
+#pragma unroll 1
+    for (int piece = thread / quads; piece < split.count; piece += at_once)
+      start_copy(base_ + kWeights + (piece * kRows + row) * 4,
+                 numbers_at(place_of(split, piece)) + row);
+  }
+
+  /// Replaces the pieces' lse by weights: the piece's share of the row's softmax sum, times the
+  /// scale of outputs; finds the addresses of the rows' outputs; and stores lse.
+  __device__ void weigh_pieces(int request, const Split& split) const {
+    sync_threads_of(3, kMergers);  // all threads' copies of numbers are complete
+    const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
+    const int count = split.count;
+    float* const weights = reinterpret_cast<float*>(shared_ + kWeights);
+    constexpr int kReaders = N == 16 ? 16 : 4;  // threads of a row
+    const int row = thread / kReaders, reader = thread % kReaders;
+    const bool is = row < 8 * row_groups();
+    float most = -INFINITY, sum = 0.0f;
+#pragma unroll 1
+    for (int i = reader; i < count && is; i += kReaders)
+      most = fmaxf(most, weights[i * kRows + row]);
+#pragma unroll 1
+    for (int distance = 1; distance < kReaders; distance *= 2)
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
+    if (most == -INFINITY) most = 0.0f;  // no piece has seen a key: all weights are 0
+#pragma unroll 1
+    for (int i = reader; i < count && is; i += kReaders) {
+      const float own = exp2f(weights[i * kRows + row] - most);
+      weights[i * kRows + row] = own;
+      sum += own;
+    }
+#pragma unroll 1
+    for (int distance = 1; distance < kReaders; distance *= 2)
+      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    if (is) {
+      const bool seen = sum > 0 || sum != sum;
+      const float kv_scale = p_.kv_scale != nullptr ? *p_.kv_scale : 1.0f;
+      const float share = seen ? kv_scale / kPieceUnit / sum : 0.0f;
+#pragma unroll 1
+      for (int i = reader; i < count; i += kReaders) weights[i * kRows + row] *= share;
+      const int number = first_row_ + row;
+      if (reader == 0) {
+        reinterpret_cast<Bf16**>(shared_ + kRowsOut)[row] =
+            number < p_.rows ? out_of(request, number) : nullptr;
+        if (number < p_.rows && part_ == split.first_part)
+          lse(request, number) = lse_of(seen ? most + log2f(sum) : -INFINITY);
+      }
+    }
+    sync_threads_of(3, kMergers);
+  }
+  /// Stores the sums of vector number `at` of a piece.
+  __device__ void store_merged(int at, const float (&sum)[8]) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int within = at % kGroupVectors, side = within / (kGroupVectors / 2);
+    const int warp = within / 64 % 4, m = within / 32 % 2 * 2;
+    Bf16* const* const rows =
+        reinterpret_cast<Bf16**>(shared_ + kRowsOut) + at / kGroupVectors * 8 + 2 * (lane % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (rows[r] == nullptr) continue;
+      Bf16* const out = rows[r] + column_of(side, m, warp, lane);
+      *reinterpret_cast<std::uint32_t*>(out) = pack<Bf16>(sum[2 * r], sum[2 * r + 1]);
+      *reinterpret_cast<std::uint32_t*>(out + 64) = pack<Bf16>(sum[4 + 2 * r], sum[5 + 2 * r]);
+    }
+  }
+
+  __device__ float& lse(int request, int number) const {
+    const int query = number / p_.heads, head = number - query * p_.heads;
+    return p_
+        .lse[request * p_.lse_strides[0] + head * p_.lse_strides[1] + query * p_.lse_strides[2]];
+  }
+  /// lse as a natural logarithm. A row that sees no key has +infinity, as in FlashMLA.
+  __device__ static float lse_of(float log2_sum) {
+    return log2_sum == -INFINITY ? INFINITY : log2_sum * kLn2;
+  }
+
+  __device__ const Share& share() const {
+    return *reinterpret_cast<const Share*>(shared_ + At::kShare);
+  }
+  __device__ float* alphas(int place) const {
+    return reinterpret_cast<float*>(shared_ + At::kAlpha) + place * kRows;
+  }
+  __device__ float* factors(int place) const {
+    return reinterpret_cast<float*>(shared_ + At::kFactors) + place * kRows;
+  }
+  __device__ int* grown(int place) const {
+    return reinterpret_cast<int*>(shared_ + At::kGrown) + place * 4;
+  }
+  /// Slab s of a place; s = kSlabs: its k_pe.
+  __device__ std::uint32_t slab(int place, int s) const {
+    return base_ + place * kTileBytes + s * kSlabBytes;
+  }
+  __device__ std::uint32_t barrier(int number) const {
+    return base_ + At::kBarriers + 8 * number;
+  }
+  __device__ std::uint32_t full(int place, int s) const {
+    return barrier(place * kFullBarriers + s);
+  }
+  __device__ std::uint32_t empty(int place) const {
+    return barrier(kTiles * kFullBarriers + place);
+  }
+  static constexpr int kPBarriers = kTiles * (kFullBarriers + 1);
+  __device__ std::uint32_t p_full(int place) const {
+    return barrier(kPBarriers + place);
+  }
+  __device__ std::uint32_t p_empty(int place) const {
+    return barrier(kPBarriers + kPs + place);
+  }
+  __device__ std::uint32_t scores_done() const {
+    return barrier(kPBarriers + 2 * kPs);
+  }
+  __device__ std::uint32_t queries_full() const {
+    return barrier(kPBarriers + 2 * kPs + 1);
+  }
+  __device__ std::uint32_t queries_empty() const {
+    return barrier(kPBarriers + 2 * kPs + 2);
+  }
+
+  const Decode& p_;
+  const Maps& maps_;
+  unsigned char* shared_;
+  std::uint32_t base_;
+  int part_, row_block_, first_row_;
+};
+
+template <int N, class M>
+__global__ void __launch_bounds__(kThreads, 1)
+    narrow_kernel(const __grid_constant__ Decode p, const __grid_constant__ Maps maps) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  using At = Layout<N, M>;
+  const Block<N, M> block(p, maps, shared);
+  const int warp = uniform(static_cast<int>(threadIdx.x / 32));
+  const int group = warp / 4;
+  if (threadIdx.x == 0) {
+    prefetch_map(maps.q), prefetch_map(maps.cache), prefetch_map(maps.pe);
+    block.init_barriers();
+  }
+  block.ask_ahead();
+  wait_for_earlier_launch();
+  let_the_next_launch_start();
+  if (warp == 12) block.find_share();
+  __syncthreads();
+  if (group == 0) {
+    take_registers<At::kScoreRegisters>();
+    block.run_scores(warp);
+    if (warp == 0) block.await_pieces();
+  } else if (group < 3) {
+    take_registers<At::kOutputRegisters>();
+    block.run_outputs(group - 1, warp % 4);
+    block.merge();
+  } else {
+    give_registers<kFeedRegisters>();
+    if (warp == 12) block.feed();
+    if (At::kHalves && warp == 13) block.load_all_queries();
+  }
+}
+
+// --- The host ------------------------------------------------------------------------------------
+
+inline int processors(const char* name) {
+  static const int count = [&] {
+    int device = 0, found = 0;
+    check_cuda(cudaGetDevice(&device), name);
+    check_cuda(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device), name);
+    return std::min(found, kMostPieces);
+  }();
+  return count;
+}
+
+using Arguments = MlaDecode<Bf16, E4m3>;
+
+/// Blocks of rows, and parts; `places` of pieces in the workspace.
+struct Grid {
+  std::int64_t row_blocks, parts;
+  Grid(const char* name, const Arguments& in)
+      : row_blocks((in.q.extent(1) * in.q.extent(2) + kRows - 1) / kRows),
+        parts(std::max<std::int64_t>(1, processors(name) / std::max<std::int64_t>(1, row_blocks))) {
+    if (in.parts > 0) parts = std::min<std::int64_t>(parts, in.parts);
+  }
+  std::int64_t places() const { return parts > 1 ? 2 * parts * row_blocks : 0; }
+};
+inline std::int64_t workspace(const char* name, const Arguments& in) {
+  return Grid(name, in).places() * (kPieceBytes + kRows * std::int64_t{sizeof(float)});
+}
+
+/// q with the rows of a request as one dimension: [q_len H, B, 576].
+inline TensorView<const Bf16, 3> rows_of(const Arguments& in) {
+  const std::int64_t q_len = in.q.extent(1), H = in.q.extent(2);
+  return make_view(
+      in.q.data_handle(), Shape<3>{q_len * H, in.q.extent(0), in.q.extent(3)},
+      Shape<3>{H > 1 ? in.q.stride(2) : in.q.stride(1), in.q.stride(0), in.q.stride(3)});
+}
+
+/// Describes kColumns bytes of each token from column `first` on, for tiles of 64 tokens, with
+/// rows as wide and swizzled as wide.
+template <int kColumns>
+CUtensorMap bytes_map(const char* name, const TensorView<const E4m3, 3>& cache, std::int64_t first,
+                      std::int64_t columns) {
+  static const auto encode = [&] {
+    cudaDriverEntryPointQueryResult found{};
+    void* function = nullptr;
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                cudaEnableDefault, &found),
+               name);
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  }();
+  const auto stride = [&](std::size_t i) {
+    return cache.extent(i) <= 1 ? cuuint64_t{16} : static_cast<cuuint64_t>(cache.stride(i));
+  };
+  const cuuint64_t extents[3] = {static_cast<cuuint64_t>(columns),
+                                 static_cast<cuuint64_t>(cache.extent(0)),
+                                 static_cast<cuuint64_t>(cache.extent(1))};
+  const cuuint64_t strides[2] = {stride(0), stride(1)};
+  const cuuint32_t box[3] = {kColumns, 1, kTokens}, steps[3] = {1, 1, 1};
+  CUtensorMap map;
+  const auto* const data = reinterpret_cast<const std::uint8_t*>(cache.data_handle()) + first;
+  const CUresult status =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<std::uint8_t*>(data), extents,
+             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             kColumns == kSlabColumns ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS)
+    throw CudaError(std::string(name) + ": no tensor map for " + text_of(shape_of(cache)) +
+                    ", driver error " + std::to_string(static_cast<int>(status)));
+  return map;
+}
+
+template <int N, class M>
+void start(const char* name, const Decode& p, Maps& maps, const Arguments& in,
+           cudaStream_t stream) {
+  constexpr int kSharedBytes = Layout<N, M>::kSharedBytes;
+  static const auto kernel = [&] {
+    const auto found = narrow_kernel<N, M>;
+    check_cuda(
+        cudaFuncSetAttribute(found, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+        name);
+    return found;
+  }();
+  maps.q = tile_map(name, rows_of(in), Layout<N, M>::kHalves ? N : kQueryRows);
+  launch(name, kernel, dim3(static_cast<unsigned>(p.parts * p.row_blocks)), dim3(kThreads),
+         kSharedBytes, stream, true, p, maps);
+}
+
+/// Starts the decode, with arguments that have been checked, by products of type M: with Fp16 of at
+/// most kFewRows rows a request.
+template <class M>
+void decode(const char* name, const Arguments& in, cudaStream_t stream) {
+  const std::int64_t pages = in.cache.extent(0), page = in.cache.extent(1);
+  const Grid grid(name, in);
+  Decode p{};
+  p.lengths = {in.seq_lens.data_handle(), in.seq_lens.stride(0), static_cast<int>(in.q.extent(0)),
+               pages > 0 ? static_cast<int>(in.block_table.extent(1) * page) : 0};
+  p.table = in.block_table.data_handle();
+  p.table_strides[0] = in.block_table.stride(0);
+  p.table_strides[1] = in.block_table.stride(1);
+  p.page = static_cast<int>(page);
+  p.q_len = static_cast<int>(in.q.extent(1));
+  p.heads = static_cast<int>(in.q.extent(2));
+  p.rows = p.q_len * p.heads;
+  p.row_blocks = static_cast<int>(grid.row_blocks);
+  p.parts = static_cast<int>(grid.parts);
+  p.causal = in.causal;
+  p.scale_log2 = static_cast<float>(in.softmax_scale * 1.4426950408889634);
+  // The least tiles of a piece: a piece of 16 rows is read and written in 1/8 of 0.1 us, a tile
+  // takes 0.7 us.
+  // NOLINTNEXTLINE(bugprone-integer-division): pieces are whole
+  p.fewest = std::sqrt(static_cast<float>((p.rows + 15) / 16) / 8) / 4;
+  p.out = in.out.data_handle();
+  p.lse = in.lse.data_handle();
+  for (std::size_t i = 0; i < 3; ++i) {
+    p.out_strides[i] = in.out.stride(i);
+    p.lse_strides[i] = in.lse.stride(i);
+  }
+  if (in.workspace) {
+    p.pieces = in.workspace->data_handle();
+    p.piece_numbers = reinterpret_cast<float*>(p.pieces + grid.places() * kPieceBytes);
+  }
+  p.lane = in.lane;
+  p.q = reinterpret_cast<const unsigned char*>(in.q.data_handle());
+  const auto rows = rows_of(in);
+  p.q_strides[0] = rows.stride(1) * std::int64_t{sizeof(Bf16)};
+  p.q_strides[1] = rows.stride(0) * std::int64_t{sizeof(Bf16)};
+  if (in.kv_scale) p.kv_scale = in.kv_scale->data_handle();
+  Maps maps{};
+  if (pages > 0) {
+    maps.cache = bytes_map<kSlabColumns>(name, in.cache, 0, kValues);
+    maps.pe = bytes_map<kPeColumns>(name, in.cache, kValues, kPeColumns);
+  }
+  if (p.rows <= kFewRows) return start<kFewRows, M>(name, p, maps, in, stream);
+  if constexpr (!Layout<kFewRows, M>::kHalves) start<kRows, M>(name, p, maps, in, stream);
+}
+
+}  // namespace lockstep::kernels::mla::narrow
