@@ -12,7 +12,7 @@
 //   2. convolves the group's B and C (all blocks the same) and its own x, rounded to bfloat16 in
 //      shared memory, as a launch of its own would store them;
 //   3. updates its states, with the operations of selective_state_update.cu in the same order, and
-//      leaves y, rounded to bfloat16, in the place of x;
+//      leaves y, rounded to bfloat16, where its gated value will be;
 //   4. gates y by z and norms it. The norm is over all channels of the group, so each block writes
 //      its gated channels into the shared memory of every block of the cluster, and all blocks sum
 //      the squares in the order of gated_rms_norm.
@@ -151,8 +151,8 @@ struct MixerParameters {
 
 /// Shared memory of a block, in this order and each at a multiple of 16 bytes: each warp's stages
 /// of states; gated channels of the group, float32; three numbers of each head; the convolved B and
-/// C, [2, N]; the block's convolved x, which y replaces, and z; the warps' barriers; and, with
-/// several blocks, the new windows of B and C, [3, 2 N].
+/// C, [2, N]; the block's convolved x, and z; with several blocks, the new windows of B and C,
+/// [3, 2 N]; and the warps' barriers.
 struct MixerMemory {
   char* stages;
   float *gated, *steps, *decays, *skips;
@@ -442,7 +442,7 @@ struct MixerBlock {
     for (int i = 0; i < p.stages; ++i) ask_for_tile(states, i * kWarps + warp(), i);
   }
 
-  /// Updates the warp's states tile by tile, and leaves y in the place of x.
+  /// Updates the warp's states tile by tile, and leaves y where its gated value will be.
   __device__ void update_states(S* states) const {
     typename Layout::template Raw<Bf16> raw;
     float C[Layout::kCount], Bdt[Layout::kCount];
@@ -484,9 +484,9 @@ struct MixerBlock {
         Layout::template store<Cached::streaming>(
             states + (row + r * Layout::kRowsPerWarp) * kColumns, s[r], kColumns);
       }
-      // The sum takes a term of every lane that has read x of these rows, so that y may replace it.
       const float y = Layout::own_sum(dots) + __fmul_rn(skip, own_x);
-      if (Layout::template speaks_for_owners<kRows>()) shared.x[own] = from_float<Bf16>(y);
+      if (Layout::template speaks_for_owners<kRows>())
+        shared.gated[first() + own] = rounded_to<Bf16>(y);
       if (++at_stage == p.stages) at_stage = 0, parity ^= 1;
     }
   }
@@ -517,11 +517,11 @@ struct MixerBlock {
     __pipeline_wait_prior(0);
     each_piece([&](int, int k) {
       const Channels z = load_channels<Cached::yes>(shared.gates + k * kVec);
+      float* const place = shared.gated + first() + k * kVec;
       float y[kVec];
-      load_pack<Cached::yes>(y, shared.x + k * kVec);
+      load_pack<Cached::yes>(y, place);
 #pragma unroll
       for (int j = 0; j < kVec; ++j) y[j] = y[j] * silu(z[j]);
-      float* const place = shared.gated + first() + k * kVec;
       for (int rank = 0; rank < parts; ++rank)
         if (rank != part) store_in_block(place, y, rank);
       store_pack<Cached::yes>(place, y);
@@ -623,8 +623,9 @@ struct Division {
 
 /// As measured on an H200 with groups of 16 heads of 64 channels. Few groups want many blocks, many
 /// want few copies of the work on B and C. Where there are fewer blocks than multiprocessors, each
-/// has one of its own; clusters of 8 find too little room then.
+/// has one of its own; large clusters find too little room then.
 Division chosen_division(std::int64_t items, int processors) {
+  if (items <= 4) return {16, 2};
   if (items <= 8) return {8, 2};
   if (items <= 16) return {4, 2};
   if (items <= 24) return {4, 1};
@@ -633,7 +634,13 @@ Division chosen_division(std::int64_t items, int processors) {
 }
 
 const char* name_of_parts(int parts) {
-  return parts == 1 ? "whole" : parts == 2 ? "halves" : parts == 4 ? "quarters" : "eighths";
+  switch (parts) {
+    case 1: return "whole";
+    case 2: return "halves";
+    case 4: return "quarters";
+    case 8: return "eighths";
+    default: return "sixteenths";
+  }
 }
 
 int attribute_of_device(cudaDeviceAttr attribute) {
@@ -664,6 +671,9 @@ void launch_mixer(MixerParameters<S>& p, int asked_parts, cudaStream_t stream) {
   const int bytes = std::max(bytes_with(p.stages), least);
   check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              kName);
+  if (parts > 8)  // the most that every device with clusters has
+    check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               kName);
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
@@ -770,8 +780,9 @@ void mamba2_mixer_decode(const Mamba2MixerDecode<S>& in, cudaStream_t stream) {
   const std::int64_t G = check(checks, in), T = in.x.extent(0);
   MixerParameters<S> p = parameters_of(in, G);
   constexpr int kTileRows = MixerBlock<S>::kTileRows;
-  const bool known = in.parts == 1 || in.parts == 2 || in.parts == 4 || in.parts == 8;
-  checks.expect(in.parts == 0 || known, "parts", "0, 1, 2, 4 or 8", std::to_string(in.parts));
+  const bool known =
+      0 <= in.parts && in.parts <= 16 && std::has_single_bit(static_cast<unsigned>(in.parts));
+  checks.expect(in.parts == 0 || known, "parts", "0, 1, 2, 4, 8 or 16", std::to_string(in.parts));
   checks.expect(in.parts == 0 || p.channels % (in.parts * kTileRows) == 0, "parts",
                 "a divisor of the " + std::to_string(p.channels / kTileRows) + " x " +
                     std::to_string(kTileRows) + " channels of a group",

@@ -40,8 +40,8 @@ struct Mamba2MixerDecode {
   MixedView<1> conv_bias{};        // [H P + 2 G N]
   StateSlots slots{};              ///< a list, updated in place; without one, row n has slot n
   float eps = 1e-5f;               ///< of the norm
-  /// Thread blocks among which the channels of a group are divided: 1, 2, 4 or 8; 0: chosen by the
-  /// batch. The result's bits do not depend on it.
+  /// Thread blocks among which the channels of a group are divided: 1, 2, 4, 8 or 16; 0: chosen by
+  /// the batch. The result's bits do not depend on it.
   int parts = 0;
 };
 

@@ -67,8 +67,8 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
     expect(!slots().table && !slots().out_table, "state_indices and state_out_indices", "lists [T]",
            "a table");
     check_rows({}, slots(), T);
-    expect(parts == 0 || parts == 1 || parts == 2 || parts == 4 || parts == 8, "parts",
-           "0, 1, 2, 4 or 8", parts);
+    const bool known = parts == 1 || parts == 2 || parts == 4 || parts == 8 || parts == 16;
+    expect(parts == 0 || known, "parts", "0, 1, 2, 4, 8 or 16", parts);
   }
 
   Tensor cpu() const {

@@ -322,12 +322,13 @@ TYPED_TEST(Mamba2MixerDecodeGpu, everyBatchSizeIsServedByItsKernel) {
     const std::string launched = expect_the_launches_bits<TypeParam>(heads, batch, {}, rows);
     EXPECT_EQ(launched, kernel + " 2x8") << rows << " rows";
   };
-  for (const std::int64_t rows : {1, 4}) expect_kernel({32, 2}, rows, "eighths");
+  for (const std::int64_t rows : {1, 2}) expect_kernel({32, 2}, rows, "sixteenths");
+  for (const std::int64_t rows : {3, 4}) expect_kernel({32, 2}, rows, "eighths");
   for (const std::int64_t rows : {5, 8, 9, 12}) expect_kernel({32, 2}, rows, "quarters");
   for (const std::int64_t rows : {13, 33}) expect_kernel({32, 2}, rows, "halves");
   for (const std::int64_t rows : {34, 66, 67, 200}) expect_kernel({32, 2}, rows, "whole");
   for (const std::int64_t rows : {9, 17}) expect_kernel({128, 8}, rows, "whole");
-  expect_kernel({14, 1}, 1, "eighths");
+  expect_kernel({14, 1}, 1, "sixteenths");
   expect_kernel({3, 1}, 1, "eighths");
   expect_kernel({2, 2, 16}, 1, "halves");  // two tiles of 8 channels
 }
@@ -336,7 +337,7 @@ TYPED_TEST(Mamba2MixerDecodeGpu, everyBatchSizeIsServedByItsKernel) {
 // them read.
 TYPED_TEST(Mamba2MixerDecodeGpu, theBitsDoNotDependOnTheParts) {
   for (const Heads& heads : kHeads)
-    for (const int parts : {1, 2, 4, 8})
+    for (const int parts : {1, 2, 4, 8, 16})
       for (const std::int64_t rows : {1, 5})
         if (heads.H / heads.G * heads.P % (parts * 8) == 0)
           expect_the_launches_bits<TypeParam>(heads, Batch::draw(rows, rows, 1, false),
@@ -457,7 +458,7 @@ TEST(Mamba2MixerDecodeArguments, areRefusedByName) {
   EXPECT_THAT(complaint_about([](In& in) { in.state = transposed(in.state); }),
               HasSubstr("state is expected to be [slots, H, P, 128]"));
   EXPECT_THAT(complaint_about([](In& in) { in.parts = 3; }),
-              HasSubstr("parts is expected to be 0, 1, 2, 4 or 8; got 3"));
+              HasSubstr("parts is expected to be 0, 1, 2, 4, 8 or 16; got 3"));
   EXPECT_THAT(complaint_about([](In& in) { in.A = unread<const float, 1>({3}); }),
               HasSubstr("A is expected to be [H] = [4]; got [3]"));
   EXPECT_THAT(complaint_about([](In& in) { in.D = {}; }), HasSubstr("D is expected to be [H]"));
