@@ -3,9 +3,9 @@
 //
 //   grid   (parts, G, T) in clusters of (parts, 1, 1); T: rows of the batch
 //   block  kWarps warps; it has 1 / parts of the channels of one group of heads, which are rows of
-//          states [P, N] one after another. A warp takes neighbouring ones of them through its
-//          registers tile by tile, kRows x Layout::kRowsPerWarp at a time, and asks for kStages
-//          tiles ahead, by bulk copies into shared memory of its own
+//          states [P, N] one after another. They pass through the warps' registers tile by tile,
+//          kRows x Layout::kRowsPerWarp at a time. A warp asks for some tiles ahead, by bulk copies
+//          into shared memory of its own
 //
 // The blocks of a cluster have one row of the batch and one group. Each
 //   1. asks for its first tiles of states;

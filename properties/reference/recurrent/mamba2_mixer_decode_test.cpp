@@ -14,9 +14,11 @@ using namespace testing_support;
 constexpr std::int64_t H = MixerLayer::H, P = MixerLayer::P, G = MixerLayer::G;
 constexpr std::int64_t kInner = H * P, kChannels = kInner + 2 * G * MixerLayer::N;
 
+/// A = -exp(A_log), with the bits of the layer, whose exponentials are those of a whole vector.
 Array<double, 1> decay_rates(const MixerLayer& layer) {
+  const Vector<double> rates = -as_vector(layer.A_log.view()).array().exp();
   Array<double, 1> A(Shape<1>{H});
-  mapped(A.view()) = -as_vector(layer.A_log.view()).array().exp();  // with the bits of the layer
+  std::copy(rates.begin(), rates.end(), A.begin());
   return A;
 }
 
