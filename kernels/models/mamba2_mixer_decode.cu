@@ -615,7 +615,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor)
 
 // --- The host's side ---------------------------------------------------------------------------
 
-/// How the groups of a batch are divided among blocks.
+/// The division of a batch's groups among blocks.
 struct Division {
   int parts;   ///< blocks of a group
   int blocks;  ///< of a multiprocessor, at most
