@@ -211,6 +211,53 @@ def gdn_net(B, dtype, H=GDN.H, HV=GDN.HV):
     return Case("gated_delta_net_decode", f"B={B} H={H} HV={HV} state {short(dtype)}", "gdn_net", B, traffic, sets, reference)
 
 
+def mixer(B, dtype, H=SSU.H, P=SSU.P, G=SSU.G):
+    """A Mamba2 layer's step between its projections: projected [B, H P + C + H], C = H P + 2 G N, of which z
+    [B, H, P], x [B, C] and dt [B, H] are parts, as in_proj leaves them; window [B + 1, C, 3] with channels
+    contiguous; state [B + 1, H, P, N]; out [B, H, P]. Each set has weights of its own."""
+    N, inner = SSU.N, H * P
+    C = inner + 2 * G * N
+
+    def make():
+        projected = rand(B, inner + C + H)
+        s = SimpleNamespace(
+            projected=projected, z=projected[:, :inner].unflatten(1, (H, P)), x=projected[:, inner:inner + C],
+            dt=projected[:, inner + C:], weight=rand(C, 4, scale=0.5), bias=rand(C, scale=0.5),
+            A=-torch.rand(H, device="cuda") * 4 - 0.5, D16=rand(H), dt_bias16=rand(H, scale=0.5) - 2,
+            norm_weight=1 + rand(inner, scale=0.1), window=rand(B + 1, 3, C).transpose(1, 2),
+            state=big_rand(B + 1, H, P, N, dtype=dtype), slots=slots(B), groups=G, eps=1e-5,
+            mixed=torch.empty(B, C, device="cuda", dtype=torch.bfloat16),
+            out=torch.empty(B, H, P, device="cuda", dtype=torch.bfloat16))
+        s.D, s.dt_bias = s.D16.float(), s.dt_bias16.float()
+        s.ssu_x, s.B, s.C = (part.unflatten(1, (n, -1)) for part, n in zip(
+            s.mixed.split([inner, G * N, G * N], 1), (H, G, G)))
+        return s
+
+    def reference(s, rows):
+        at = s.slots[:rows].long()
+        window = torch.cat([s.window[at].double(), s.x[:rows, :, None].double()], 2)
+        y = (window * s.weight.double()).sum(2) + s.bias.double()
+        x, Bs, Cs = (y * torch.sigmoid(y)).split([inner, G * N, G * N], 1)
+        x = x.view(rows, H, P)
+        Bs, Cs = (v.view(rows, G, N).repeat_interleave(H // G, 1) for v in (Bs, Cs))
+        dt = torch.nn.functional.softplus(s.dt[:rows].double() + s.dt_bias.double())
+        state = s.state[at].double() * torch.exp(dt * s.A.double())[..., None, None]
+        state = state + (dt[..., None] * x)[..., None] * Bs[:, :, None, :]
+        z = s.z[:rows].double()
+        y = ((state * Cs[:, :, None, :]).sum(-1) + x * s.D.double()[:, None]) * z * torch.sigmoid(z)
+        y = y.reshape(rows, G, -1)
+        y = y / torch.sqrt((y * y).mean(-1, keepdim=True) + s.eps) * s.norm_weight.double().view(G, -1)
+        return y.reshape(rows, H, P), state
+
+    one = make()
+    state_bytes = B * H * P * N * one.state.element_size()
+    traffic = 2 * (state_bytes + B * C * 3 * 2)
+    traffic += nbytes(one.projected, one.out, one.slots, one.weight, one.bias, one.norm_weight, one.A, one.D, one.dt_bias)
+    sets = [one] + [make() for _ in range(max(8, sets_needed(traffic, state_bytes)) - 1)]
+    name = f"B={B} H={H} P={P} N={N} G={G} state {short(dtype)}"
+    return Case("mamba2_mixer_decode", name, "mixer", B, traffic, sets, reference)
+
+
 RING = 16  # tokens of a window
 
 
@@ -888,6 +935,20 @@ def net_cases(quick):
     return found
 
 
+def mixer_cases(quick):
+    """(operation, key, maker) of whole Mamba2 layers' steps: Nemotron-3-Super at all batches, Nemotron-3-Nano-30B,
+    Nemotron-Nano-v2, a fourth of Nemotron-3-Super and groups of 16 heads of 128 channels at some."""
+    shapes = [{"H": 64}, {"P": 80}, {"H": 32, "G": 2}, {"H": 32, "P": 128, "G": 2}]
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        chosen = [(B, {}) for B in ((16, 64) if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256))]
+        chosen += [(B, shape) for shape in shapes for B in ((16,) if quick else (1, 16, 64))]
+        for B, shape in chosen:
+            found.append(("mamba2_mixer_decode", ("mixer", short(dtype), B, *shape.items()),
+                          lambda B=B, d=dtype, s=shape: mixer(B, d, **s)))
+    return found
+
+
 def mamba1_cases(quick):
     """(operation, key, maker) of steps of Mamba1: 8,192 channels at all batches, 5,120 (Jamba 3B) and 1,024
     (one of 8 parts of Jamba Mini) at some, and Jamba's norms."""
@@ -929,6 +990,7 @@ def all_cases(quick=False):
                               lambda B=B, d=dtype, f=folded: gdn_replay(B, d, f)))
     found += mamba1_cases(quick)
     found += net_cases(quick)
+    found += mixer_cases(quick)
     found += ring_cases(quick)
     for lengths in ((2048,), (8192,), MIXED) if quick else ((2048,), (8192,), (32768,), MIXED):
         found.append(("causal_conv1d", ("conv_prefill", lengths),

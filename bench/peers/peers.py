@@ -65,7 +65,7 @@ class Loaded:
             self.ours = True
         pool = ThreadPoolExecutor(2)  # nvcc builds these while other cases run
         self.flashinfer_ssu = {dtype: pool.submit(load.flashinfer_ssu, dtype)
-                               for dtype in (torch.float32, torch.bfloat16) if "ssu" in kinds}
+                               for dtype in (torch.float32, torch.bfloat16) if {"ssu", "mixer"} & set(kinds)}
         pool.shutdown(wait=False)
 
     def operator(self, name):
@@ -87,6 +87,7 @@ PEERS_OF = {
     "gdn_replay": ("vllm", "flashinfer"),
     "gdn_fold": (),
     "gdn_net": ("vllm", "vllm_verify", "vllm_norm"),
+    "mixer": ("vllm", "vllm_norm", "mamba_ssm"),
     "conv_prefill": ("vllm",),
     "ssd_prefill": ("vllm_prefill", "mamba_ssm_prefill"),
     "gdn_prefill": ("flashqla", "flashinfer_prefill", "vllm_delta_prefill", "fla_prefill"),
@@ -112,6 +113,7 @@ NOT_FETCHED = {
     "gdn_replay": [("FLA", "it returns only the last state")],
     "gdn_fold": [("FlashInfer", "it commits by copies")],
     "gdn_net": [("FlashInfer, SGLang", "they have no launch with a convolution or a norm beside the rule")],
+    "mixer": [("SGLang", "its kernels are vLLM's")],
     "conv_prefill": [("causal-conv1d", "its CUDA sources are not built here"),
                      ("FLA", "it takes no slots")],
     "ssd_prefill": [],
@@ -131,7 +133,7 @@ def contestants(case, loaded):
     """(contestants, absent) of a case. `absent` lists its peers that cannot run, as {"name",
     "why"}."""
     makers = {"conv": conv, "ssu": ssu, "mamba1": mamba1, "mamba1_normed": mamba1, "ssu_ring": ssu_ring, "gdn_ring": gdn_ring, "gdn": gdn, "gdn_verify": gdn_verify,
-              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "gdn_net": gdn_net, "copy": copy,
+              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "gdn_net": gdn_net, "mixer": mixer, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
               "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
               "mla_decode": mla_decode, "mla_decode_fp8": mla_decode_fp8, "mla_prefill": mla_prefill,
@@ -139,7 +141,7 @@ def contestants(case, loaded):
     found = makers[case.kind](case, loaded)
     absent = [{"name": n, "why": loaded.why[n]} for n in PEERS_OF[case.kind] if n in loaded.why]
     absent += [{"name": n, "why": why} for n, why in NOT_FETCHED[case.kind]]
-    if case.kind == "ssu":
+    if case.kind in ("ssu", "mixer"):
         error = loaded.flashinfer_ssu[case.sets[0].state.dtype].exception()
         if error is not None:
             why = f"{type(error).__name__}: {error}"[:300]
@@ -395,8 +397,8 @@ def gdn_ring(case, loaded):
     return found
 
 
-def flashinfer_ssu(function, wide, name, algorithm):
-    """FlashInfer's CUDA kernel; its dt, D and dt_bias share one type, here bf16."""
+def flashinfer_update(function, wide, algorithm):
+    """A launch of FlashInfer's CUDA kernel; its dt, D and dt_bias share one type, here bf16."""
 
     def launch(s):
         w = wide(s)
@@ -406,7 +408,76 @@ def flashinfer_ssu(function, wide, name, algorithm):
                  algorithm)
         return s.out
 
-    return Contestant(name, launch, slot_view)
+    return launch
+
+
+def flashinfer_ssu(function, wide, name, algorithm):
+    """FlashInfer's CUDA kernel as a contestant of its own."""
+    return Contestant(name, flashinfer_update(function, wide, algorithm), slot_view)
+
+
+def mixer(case, loaded):
+    """A Mamba2 layer's step between its projections: our launch, with groups divided among other numbers of
+    blocks too, our launches of the convolution and the update with vLLM's norm behind them, and vLLM's chains:
+    its Triton convolution, an update of vLLM, mamba-ssm or FlashInfer, and its Triton norm of groups."""
+    found, one = [], case.sets[0]
+    H, P, N = one.state.shape[1:]
+    channels = H * P // one.groups
+    ours, conv, update = (loaded.operator(name) for name in
+                          ("mamba2_mixer_decode", "causal_conv1d_update", "selective_state_update"))
+    if ours is not None:
+        def layer_step(s, parts=0):
+            return ours(s.x, s.z, s.dt, s.window, s.state, s.weight, s.A, s.D, s.dt_bias, s.norm_weight, conv_bias=s.bias,
+                        eps=s.eps, state_indices=s.slots, parts=parts)
+
+        found.append(Contestant(OURS, layer_step, slot_view))
+        for parts in (1, 2, 4, 8):
+            found.append(Contestant(f"{OURS}, {parts} parts", lambda s, n=parts: layer_step(s, n), slot_view))
+    if "vllm" not in loaded.modules or "vllm_norm" not in loaded.modules:
+        return found
+    vllm, norm = loaded.modules["vllm"], loaded.modules["vllm_norm"].norm
+
+    def wide(s):
+        return dict(state=s.state, x=s.ssu_x, dt=s.dt[..., None].expand(-1, -1, P), A=s.A[:, None, None].expand(-1, P, N),
+                    B=s.B, C=s.C, D=s.D[:, None].expand(-1, P), dt_bias=s.dt_bias[:, None].expand(-1, P), dt_softplus=True,
+                    state_batch_indices=s.slots)
+
+    def normed(s, y):
+        return norm(y.view(-1, H * P), s.norm_weight, None, z=s.z.flatten(1), eps=s.eps, group_size=channels,
+                    norm_before_gate=False).view(-1, H, P)
+
+    if conv is not None and update is not None:
+        def apart(s):
+            mixed = conv(s.x, s.window, s.weight, s.bias, state_indices=s.slots, activation="silu")
+            x, B, C = (part.unflatten(1, (n, -1)) for part, n in zip(
+                mixed.split([H * P, one.groups * N, one.groups * N], 1), (H, one.groups, one.groups)))
+            return normed(s, update(s.state, x, s.dt, s.A, B, C, D=s.D, dt_bias=s.dt_bias, dt_softplus=True,
+                                    state_indices=s.slots))
+
+        found.append(Contestant(f"{OURS}, convolution and update apart, vLLM's norm", apart, slot_view))
+
+    def vllm_update(s):
+        vllm.ssu.selective_state_update(**wide(s), out=s.out)
+        return s.out
+
+    updates = [(f"vLLM {vllm.version} Triton chain", vllm_update)]
+    if "mamba_ssm" in loaded.modules:
+        mamba = loaded.modules["mamba_ssm"]
+        updates.append((f"vLLM's chain, update of mamba-ssm {mamba.version}",
+                        lambda s: mamba.ssu.selective_state_update(**wide(s))))
+    future = loaded.flashinfer_ssu[one.state.dtype]
+    if P == 64 and future.exception() is None:
+        _, version = load.staged("flashinfer")
+        updates += [(f"vLLM's chain, update of FlashInfer {version} CUDA {name}", flashinfer_update(future.result(), wide, number))
+                    for name, number in (("simple", 1), ("vertical", 2))]
+    for name, step in updates:
+        def chain(s, step=step):
+            vllm.conv.causal_conv1d_update(s.x, s.window, s.weight, s.bias, activation="silu", conv_state_indices=s.slots,
+                                           out=s.mixed)
+            return normed(s, step(s))
+
+        found.append(Contestant(name, chain, slot_view))
+    return found
 
 
 def gdn(case, loaded):

@@ -54,6 +54,7 @@ TEST(Judge, everyOperationHasARightCandidate) {
   const std::vector<std::pair<std::string, std::string>> all{
       {"selective_state_update", "ssu_right"},
       {"mamba1_decode", "mamba1_right"},
+      {"mamba2_mixer_decode", "mixer_right"},
       {"causal_conv1d_update", "conv_right"},
       {"causal_conv1d", "prompt_conv_right"},
       {"gated_delta_rule_prefill", "prefill_right"},
@@ -142,6 +143,9 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
       {"mamba1_decode", "mamba1_no_norms", "weighted", 11, {"without the norms of dt, B and C"}},
       {"mamba1_decode", "mamba1_swapped_weights", "weighted", 11, {"norms swapped"}},
       {"mamba1_decode", "mamba1_no_gate", "in-order", 11, {"without the gate z"}},
+      {"mamba2_mixer_decode", "mixer_no_bias", "parts", 11, {"without the convolution's bias"}},
+      {"mamba2_mixer_decode", "mixer_late_gate", "in-order", 11, {"the gate z behind the norm"}},
+      {"mamba2_mixer_decode", "mixer_one_norm", "pad-slot", 11, {"one norm over the channels"}},
       {kConv, "conv_no_bias", "width", 11, {"definition without the bias"}},
       {kConv, "conv_no_silu", "width", 11, {"without the activation"}},
       {kConv, "conv_reversed", "decode-bare", 11, {"taps of the weight reversed"}},

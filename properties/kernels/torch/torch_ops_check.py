@@ -350,6 +350,18 @@ def net_cases(data):
                        norm_weight=data.normal(width) + 1, state_indices=data.indices())
 
 
+def mixer_cases(data):
+    H, G, P, N, taps = data.sizes((8, 2, 64, 128, 4), (4, 2, 3, 5, 3))
+    channels = H * P + 2 * G * N
+    for state in (torch.float32, torch.bfloat16):
+        for bias in ({}, {"conv_bias": data.normal(channels)}):
+            yield dict(x=data.normal(ROWS, channels), z=data.normal(ROWS, H, P), dt=data.normal(ROWS, H),
+                       conv_state=data.normal(SLOTS, channels, taps - 1), state=data.normal(SLOTS, H, P, N, dtype=state),
+                       conv_weight=data.normal(channels, taps), A=data.negative(H), D=data.normal(H, dtype=torch.float32),
+                       dt_bias=data.normal(H, dtype=torch.float32), norm_weight=data.normal(H * P) + 1,
+                       state_indices=data.indices(), **bias)
+
+
 def mamba1_cases(data):
     D, N, R = data.sizes((72, 16, 24), (6, 5, 3))
     norms = dict(norm_eps=1e-5, dt_low=data.normal(ROWS, R), b_weight=data.normal(N) + 1, c_weight=data.normal(N) + 1)
@@ -448,6 +460,7 @@ CASES = {
     "gated_delta_rule_ring_update": delta_ring_cases,
     "gated_delta_rule_ring_flush": delta_ring_flush_cases,
     "gated_delta_net_decode": net_cases,
+    "mamba2_mixer_decode": mixer_cases,
     "mamba1_decode": mamba1_cases,
     "state_copy": copy_cases,
     "state_zero": zero_cases,
@@ -495,6 +508,7 @@ FREE = {
     "gated_delta_rule_ring_update": {},
     "gated_delta_rule_ring_flush": {},
     "gated_delta_net_decode": {},  # a window and a state have one slot
+    "mamba2_mixer_decode": {},  # a window and a state have one slot
     "mamba1_decode": {"state": {0}, "dt_low": {1}},
     "state_copy": BITS,
     "state_zero": {**BITS, "slots": {0}},

@@ -1,0 +1,273 @@
+// The cases of mamba2_mixer_decode, its definition, and common mistakes of implementations.
+#include <fmt/format.h>
+
+#include "kernels/judge/operation.hpp"
+#include "reference/base/counted.hpp"
+#include "reference/base/mix.hpp"
+#include "reference/recurrent/mamba2_mixer_decode.hpp"
+
+namespace lockstep::judging {
+namespace {
+
+constexpr std::string_view kName = "mamba2_mixer_decode";
+constexpr std::int64_t kTaps = 4;
+
+// --- Cases ---------------------------------------------------------------------------------------
+
+struct CaseSpec {
+  std::string name;
+  std::int64_t H, G, P = 16, N = 128;
+  Batch batch{};
+  bool bias = true;
+  bool apart = false;  ///< x and z lie in rows with holes, as parts of what in_proj leaves
+  bool timed = false;
+  std::int64_t inner() const { return H * P; }
+  std::int64_t channels() const { return H * P + 2 * G * N; }
+};
+
+/// Adds the inputs of tokens: x, z and dt.
+void add_tokens(Case& c, Draw& draw, const CaseSpec& w, std::int64_t T, ElementType type) {
+  c.tensors.push_back(draw("x", type, {T, w.channels()}, {"token", "channel"}));
+  c.tensors.push_back(draw("z", type, {T, w.H, w.P}, {"token", "head", "channel"}));
+  c.tensors.push_back(draw("dt", type, {T, w.H}, {"token", "head"}));
+  if (!w.apart) return;
+  for (Tensor& one : c.tensors) one.strides[0] = w.inner() + w.channels() + w.H;
+}
+
+/// Adds the layer's weights. A is negative, and the norm's weights are around 1.
+void add_weights(Case& c, Draw& draw, const CaseSpec& w, ElementType type) {
+  c.tensors.push_back(draw("conv_weight", type, {w.channels(), kTaps}));
+  for (const char* const name : {"A", "D", "dt_bias"})
+    c.tensors.push_back(draw(name, ElementType::float32, {w.H}));
+  for (Tensor& one : c.tensors)
+    for (double& a : one.values)
+      if (one.name == "A") a = -1.0 / 64 - std::abs(a);
+  c.tensors.push_back(draw("norm_weight", type, {w.inner()}));
+  for (double& a : c.tensors.back().values) a += 1;
+}
+
+Case make(const CaseSpec& w, const CaseOptions& options) {
+  Batch batch = w.batch;
+  batch.seed = options.seed;
+  if (w.timed) batch.lengths.assign(static_cast<std::size_t>(options.batch), 1);
+  const std::int64_t T = batch.tokens(), slots = batch.slot_count();
+  const ElementType type = options.activations;
+  Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 167 + T * 7 + w.H)));
+  Case c{.name = w.name, .timed = w.timed};
+  add_tokens(c, draw, w, T, type);
+  c.tensors.push_back(
+      draw("conv_state", type, {slots, w.channels(), kTaps - 1}, {"slot", "channel", "column"}));
+  c.tensors.push_back(
+      draw("state", options.states, {slots, w.H, w.P, w.N}, {"slot", "head", "channel", "column"}));
+  add_weights(c, draw, w, type);
+  batch.describe(c);
+  for (const std::size_t i : {0, 1, 2}) poison_padding(c.tensors[i], c);
+  for (const std::size_t i : {3, 4}) {
+    c.tensors[i].role = Role::state;
+    poison_unread(c.tensors[i], c);
+  }
+  if (w.bias) c.tensors.push_back(draw("conv_bias", type, {w.channels()}));
+  c.scalars.push_back({"eps", 0.25});  // so large that it changes a result
+  c.tensors.push_back(Draw::output("out", type, {T, w.H, w.P}, {"token", "head", "channel"}));
+  for (const std::string_view name : {"state", "conv_state"})
+    c.bytes += 2 * c.tensor(name).bytes() / std::max<std::int64_t>(slots, 1) * batch.rows();
+  for (const std::string_view name : {"x", "z", "dt", "conv_weight", "norm_weight", "out"})
+    c.bytes += c.tensor(name).bytes();
+  c.about =
+      fmt::format("{}, H={} G={} P={} N={}", counted(batch.rows(), "row"), w.H, w.G, w.P, w.N);
+  return c;
+}
+
+std::vector<CaseSpec> decodes() {
+  const std::vector<std::int64_t> nine(9, 1), four(4, 1);
+  return {
+      {.name = "decode", .H = 8, .G = 2, .batch = {.lengths = nine, .padding_rows = {2}}},
+      {.name = "decode-64-wide-heads", .H = 4, .G = 1, .P = 64, .batch = {.lengths = four}},
+      {.name = "decode-80-wide-heads", .H = 4, .G = 2, .P = 80, .batch = {.lengths = four}},
+      {.name = "decode-128-wide-heads", .H = 2, .G = 1, .P = 128, .batch = {.lengths = four}},
+      {.name = "decode-parts-of-rows",
+       .H = 8,
+       .G = 2,
+       .batch = {.lengths = four, .padding_rows = {3}},
+       .apart = true},
+      {.name = "decode-no-bias", .H = 6, .G = 3, .batch = {.lengths = four}, .bias = false},
+      {.name = "decode-in-order", .H = 4, .G = 2, .batch = {.lengths = four, .in_order = true}},
+      {.name = "decode-ones", .H = 1, .G = 1, .batch = {.lengths = {1}}},
+      {.name = "decode-many-rows", .H = 2, .G = 1, .batch = one_token_rows(130)},
+      {.name = "decode-high-slots",
+       .H = 1,
+       .G = 1,
+       .batch = {.lengths = {1, 1, 1}, .padding_rows = {1}, .first_slot = 33000}},
+      {.name = "decode-pad-slot-0",
+       .H = 4,
+       .G = 4,
+       .batch = {.lengths = nine, .padding_rows = {1, 8}, .pad_slot_id = 0}},
+  };
+}
+
+const CaseSpec kServed{.name = "serving", .H = 128, .G = 8, .P = 64, .timed = true};
+
+// --- The definition, and definitions with a mistake ----------------------------------------------
+
+const std::vector<Mistake> kMistakes{
+    {"no-conv-bias", "without the convolution's bias"},
+    {"reversed-taps", "with the convolution's taps in the other order"},
+    {"window-stays", "with the windows left as they were"},
+    {"vectors-stay", "with the windows of B and C left as they were"},
+    {"no-dt-bias", "without dt_bias"},
+    {"no-D", "without D x"},
+    {"no-decay", "without the decay"},
+    {"log-A", "with -exp(A) for A (A taken for A_log)"},
+    {"grow", "with A's sign turned around"},
+    {"swapped-BC", "with B and C swapped"},
+    {"no-z", "without the gate z"},
+    {"z-sigmoid", "with sigmoid(z) for silu(z)"},
+    {"z-after-norm", "with the gate z behind the norm"},
+    {"one-norm", "with one norm over the channels of all groups"},
+    {"head-norms", "with a norm of each head"},
+    {"no-norm-weight", "without the norm's weight"},
+    {"no-eps", "with the usual eps of the norm, 1e-5"},
+    {"row-slots", "with row i on slot i, without state_indices"},
+    {"from-zero", "with every row started from a zero state"},
+};
+
+template <class S>
+struct Host {
+  Host(const Case& c, std::string_view mistake)
+      : rows(c),
+        x(array_of<S, 2>(c, "x")),
+        dt(array_of<S, 2>(c, "dt")),
+        weight(array_of<S, 2>(c, "conv_weight")),
+        z(array_of<S, 3>(c, "z")),
+        window(array_of<S, 3>(c, "conv_state")),
+        state(array_of<S, 4>(c, "state")),
+        A(array_of<S, 1>(c, "A")),
+        D(array_of<S, 1>(c, "D")),
+        dt_bias(array_of<S, 1>(c, "dt_bias")),
+        norm_weight(array_of<S, 1>(c, "norm_weight")),
+        bias(maybe_array_of<S, 1>(c, "conv_bias")),
+        eps(static_cast<S>(c.number("eps").value_or(1e-5))) {
+    change_slots(rows, mistake, x.extent(0));
+    change_convolution(mistake);
+    const auto fill_with = [](auto& array, S value) {
+      std::fill(array.begin(), array.end(), value);
+    };
+    if (mistake == "no-dt-bias") fill_with(dt_bias, S{0});
+    if (mistake == "no-D") fill_with(D, S{0});
+    if (mistake == "no-decay") fill_with(A, S{0});
+    if (mistake == "no-z") fill_with(z, S(1.2784645427610738));  // silu is 1 there
+    if (mistake == "no-norm-weight") fill_with(norm_weight, S{1});
+    if (mistake == "no-eps") eps = S(1e-5);
+    for (S& a : A) {
+      if (mistake == "log-A") a = -std::exp(a);
+      if (mistake == "grow") a = -a;
+    }
+    if (mistake == "from-zero")
+      for (S& s : state)
+        if (!std::isnan(s)) s = S{0};
+  }
+
+  void change_convolution(std::string_view mistake) {
+    if (mistake == "no-conv-bias") bias.reset();
+    if (mistake == "reversed-taps")
+      for (std::int64_t d = 0; d < weight.extent(0); ++d)
+        std::reverse(&weight(d, 0), &weight(d, 0) + weight.extent(1));
+    if (mistake != "swapped-BC") return;
+    const std::int64_t inner = norm_weight.extent(0), width = (x.extent(1) - inner) / 2;
+    for (std::int64_t i = inner; i < inner + width; ++i) {
+      for (std::int64_t t = 0; t < x.extent(0); ++t) std::swap(x(t, i), x(t, i + width));
+      for (std::int64_t k = 0; k < weight.extent(1); ++k)
+        std::swap(weight(i, k), weight(i + width, k));
+      if (bias) std::swap((*bias)(i), (*bias)(i + width));
+      swap_windows(i, i + width);
+    }
+  }
+  void swap_windows(std::int64_t a, std::int64_t b) {
+    for (std::int64_t slot = 0; slot < window.extent(0); ++slot)
+      for (std::int64_t k = 0; k < window.extent(2); ++k)
+        std::swap(window(slot, a, k), window(slot, b, k));
+  }
+
+  reference::Mamba2MixerDecode<S> inputs(const Case& c, bool rounded) const {
+    reference::Mamba2MixerDecode<S> in{.x = x,
+                                       .z = z,
+                                       .dt = dt,
+                                       .conv_weight = weight,
+                                       .A = A,
+                                       .D = D,
+                                       .dt_bias = dt_bias,
+                                       .norm_weight = norm_weight,
+                                       .slots = rows.slots(),
+                                       .eps = eps,
+                                       .storage = storage_of(c, "state", rounded)};
+    if (bias) in.conv_bias = bias->view();
+    if (rounded) in.window = storage_of(c, "conv_state", rounded).state;
+    return in;
+  }
+
+  HostRows rows;
+  Array<S, 2> x, dt, weight;
+  Array<S, 3> z, window;
+  Array<S, 4> state;
+  Array<S, 1> A, D, dt_bias, norm_weight;
+  std::optional<Array<S, 1>> bias;
+  S eps;
+};
+
+template <class S>
+Answer compute(const Case& c, std::string_view mistake, bool rounded_stores) {
+  Host<S> host(c, mistake);
+  const Array<S, 3> before = host.window;
+  const reference::Mamba2MixerDecode<S> in = host.inputs(c, rounded_stores);
+  const std::int64_t H = host.z.extent(1), inner = host.norm_weight.extent(0);
+  const std::int64_t width = (host.x.extent(1) - inner) / 2;
+  Array<S, 3> out(host.z.shape(), S{0});
+  const bool other_norm = mistake == "one-norm" || mistake == "head-norms" ||
+                          mistake == "z-after-norm" || mistake == "z-sigmoid";
+  if (other_norm) {
+    const std::int64_t groups = width / host.state.extent(3);
+    reference::mixer_norm<S>(
+        in, reference::mixer_update<S>(in, host.window.view(), host.state.view()),
+        host.state.extent(0),
+        mistake == "z-after-norm" ? reference::GateOrder::after_norm
+                                  : reference::GateOrder::before_norm,
+        mistake == "z-sigmoid" ? reference::Gate::sigmoid : reference::Gate::silu,
+        mistake == "one-norm"     ? 1
+        : mistake == "head-norms" ? H
+                                  : groups,
+        out.view());
+  } else {
+    reference::mamba2_mixer_decode<S>(in, host.window.view(), host.state.view(), out.view());
+  }
+  if (mistake == "swapped-BC")
+    for (std::int64_t i = inner; i < inner + width; ++i) host.swap_windows(i, i + width);
+  if (mistake == "window-stays") host.window = before;
+  if (mistake == "vectors-stay")
+    for_each_element(host.window.view(), [&](const auto& i, S& w) {
+      if (i[1] >= inner) w = before(i[0], i[1], i[2]);
+    });
+  return {{"out", as_values(out)},
+          {"conv_state", as_values(host.window)},
+          {"state", as_values(host.state)}};
+}
+
+const JudgedKernel kOperation{
+    .name = kName,
+    .summary = "a step of a Mamba2 layer between its projections: 15 cases, 19 known mistakes",
+    .positional = {"x", "z", "dt", "conv_state", "state", "conv_weight", "A", "D", "dt_bias",
+                   "norm_weight"},
+    .default_types = "bfloat16/float32",
+    .plans = with_large(
+        planned<CaseSpec>({decodes(), listed_and_in_order(kServed)}, make),
+        planned<CaseSpec>(
+            {{{.name = "rows-65537", .H = 1, .G = 1, .batch = one_token_rows(kWideRows)}}}, make),
+        "decode"),
+    .row_elements = kServed.H * kServed.P * kServed.N,
+    .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
+    .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
+    .mistakes = kMistakes};
+
+const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
+
+}  // namespace
+}  // namespace lockstep::judging

@@ -1,0 +1,105 @@
+// The operator of a Mamba2 layer's step on the CPU: its reference bit by bit, and what it refuses.
+#include "properties/kernels/torch/torch_operator.hpp"
+#include "properties/support/laws.hpp"
+#include "properties/support/torch_bridge.hpp"
+#include "reference/recurrent/mamba2_mixer_decode.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using at::Tensor;
+
+constexpr const char* kName = "mamba2_mixer_decode";
+constexpr std::int64_t T = 4, H = 4, G = 2, P = 3, N = 5, W = 3, kSlots = 6;
+constexpr std::int64_t kInner = H * P, kChannels = kInner + 2 * G * N;
+
+template <std::size_t Rank>
+Array<float, Rank> draw(const Shape<Rank>& shape, std::uint64_t stream) {
+  return on_grid<float>(shape, {.seed = 9, .stream = stream});
+}
+
+struct Step {
+  Array<float, 2> x = draw<2>({T, kChannels}, 1), dt = draw<2>({T, H}, 2);
+  Array<float, 3> z = draw<3>({T, H, P}, 3), window = draw<3>({kSlots, kChannels, W - 1}, 4);
+  Array<float, 4> state = draw<4>({kSlots, H, P, N}, 5);
+  Array<float, 2> weight = draw<2>({kChannels, W}, 6);
+  Array<float, 1> bias = draw<1>({kChannels}, 7), A = draw<1>({H}, 8), D = draw<1>({H}, 9);
+  Array<float, 1> dt_bias = draw<1>({H}, 10), norm_weight = draw<1>({kInner}, 11);
+  Array<std::int32_t, 1> slots = ints({4, -1, 0, 5});
+
+  Named arguments(at::ScalarType activations, at::ScalarType states) const {
+    return {{"x", tensor_of(x).to(activations)},
+            {"z", tensor_of(z).to(activations)},
+            {"dt", tensor_of(dt).to(activations)},
+            {"conv_state", tensor_of(window).to(activations)},
+            {"state", tensor_of(state).to(states)},
+            {"conv_weight", tensor_of(weight).to(activations)},
+            {"conv_bias", tensor_of(bias).to(activations)},
+            {"A", tensor_of(A)},
+            {"D", tensor_of(D)},
+            {"dt_bias", tensor_of(dt_bias)},
+            {"norm_weight", tensor_of(norm_weight)},
+            {"state_indices", tensor_of(slots)}};
+  }
+};
+
+TEST(TorchMamba2Mixer, isTheReferenceBitByBit) {
+  for (const at::ScalarType activations : {at::kFloat, at::kBFloat16})
+    for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
+      Step step;
+      const Named named = step.arguments(activations, states);
+      const Tensor out = checked_call(kName, named).at(0).toTensor();
+      Array<float, 3> expected(step.z.shape());
+      reference::mamba2_mixer_decode<float>(
+          {.x = step.x,
+           .z = step.z,
+           .dt = step.dt,
+           .conv_weight = step.weight,
+           .A = step.A,
+           .D = step.D,
+           .dt_bias = step.dt_bias,
+           .norm_weight = step.norm_weight,
+           .conv_bias = step.bias.view(),
+           .slots = {.indices = step.slots.view()},
+           .storage = {.state = format_of(states), .output = format_of(activations)},
+           .window = format_of(activations)},
+          step.window.view(), step.state.view(), expected.view());
+      const auto array = [&](const char* name) { return named.at(name).toTensor(); };
+      EXPECT_EQ(out.scalar_type(), activations);
+      EXPECT_TRUE(same_bits(array_of<float, 3>(out), expected));
+      EXPECT_TRUE(same_bits(array_of<float, 3>(array("conv_state")), step.window));
+      EXPECT_TRUE(same_bits(array_of<float, 4>(array("state")), step.state));
+    }
+}
+
+TEST(TorchMamba2Mixer, refusesByName) {
+  const Named good = Step().arguments(at::kBFloat16, at::kFloat);
+  const auto zeros = [](at::IntArrayRef shape) { return at::zeros(shape, at::kBFloat16); };
+  const std::vector<std::pair<std::string, c10::IValue>> bad{
+      {"x", zeros({T, kChannels + 1})},
+      {"x", zeros({T, kInner + 3 * 2 * N})},
+      {"z", zeros({T, H, P + 1})},
+      {"z", zeros({T, H, P}).to(at::kFloat)},
+      {"dt", zeros({T, H + 1})},
+      {"conv_state", zeros({6, kChannels, W})},
+      {"conv_state", zeros({5, kChannels, W - 1})},
+      {"state", zeros({kSlots, H, P})},
+      {"conv_weight", zeros({kChannels, 1})},
+      {"conv_bias", zeros({kChannels + 1})},
+      {"A", zeros({H})},
+      {"D", zeros({G})},
+      {"dt_bias", zeros({G})},
+      {"norm_weight", zeros({P})},
+      {"state_indices", at::zeros({T, 2}, at::kInt)},
+      {"parts", std::int64_t{3}}};
+  for (const auto& [argument, value] : bad) {
+    Named named = good;
+    named[argument] = value;
+    const std::string complaint = complaint_of(kName, named);
+    EXPECT_TRUE(complaint.starts_with(argument + " ")) << argument << ": " << complaint;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
