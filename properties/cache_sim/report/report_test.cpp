@@ -1299,7 +1299,7 @@ TEST(Report, ownFixturesEndAsTheyPromise) {
   const Json document = Json::parse(content(folder.out() + "/report.json"));
   EXPECT_EQ(document["summary"]["not_as_expected"], 0);
   EXPECT_EQ(document["workloads"][0]["runs"].size(), 4u);
-  EXPECT_EQ(document["comparisons"].size(), 6u);
+  EXPECT_EQ(document["comparisons"].size(), 7u);
   for (const auto& page : fs::recursive_directory_iterator(folder.out()))
     if (page.path().extension() == ".html") {
       EXPECT_EQ(complaints(content(page.path()), document), std::vector<std::string>{})
