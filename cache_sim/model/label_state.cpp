@@ -328,6 +328,26 @@ void LabelState::write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t beg
   }
 }
 
+void LabelState::read_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) {
+  for (std::uint32_t i = 0; i < slots.size(); ++i) {
+    const std::uint32_t slot = slots[i];
+    if (kv_use_[slot] == 0)
+      return report(
+          FindingKind::freed_slot_in_use,
+          fmt::format("the KV of token {} of {} was read from slot {} although it is {}", begin + i,
+                      tokens.text(60), slot, slot == 0 ? "the slot of padding" : "free"),
+          "a slot in use", slot == 0 ? "no slot" : fmt::format("slot {} is free", slot));
+    if (kv_awaited(slot))
+      return report_copy(fmt::format("KV slot {}", slot), kv_use_[slot], Access::read, "read");
+    if (kv_fingerprint_[slot] == tokens.fingerprint(begin + i + 1)) continue;
+    return report(
+        FindingKind::wrong_state_prefix,
+        fmt::format("KV slot {} was read for token {} of {}, and stands for another prefix", slot,
+                    begin + i, tokens.text(60)),
+        label_of(tokens, begin + i + 1).text(), "another prefix");
+  }
+}
+
 void LabelState::free_kv(KvSlots slots) {
   Use* const use = &kv_use_[0];
   for (const std::uint32_t slot : slots) {

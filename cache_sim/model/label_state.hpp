@@ -68,6 +68,7 @@ class LabelState final : public LayerState {
   void run_padding_row(StateSlot slot) override;
   void allocate_kv(KvSlots slots) override;
   void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override;
+  void read_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override;
   void free_kv(KvSlots slots) override;
   void copy_kv(KvSlots sources, KvSlots targets) override;
   void forward(const ForwardRow& row) override;

@@ -99,6 +99,9 @@ class LabelledNumbers final : public NumberedPools {
   void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override {
     numbers_->write_kv(slots, tokens, begin), labels_.write_kv(slots, tokens, begin);
   }
+  void read_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override {
+    labels_.read_kv(slots, tokens, begin);
+  }
   void receive_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override {
     numbers_->receive_kv(slots, tokens, begin), labels_.receive_kv(slots, tokens, begin);
   }

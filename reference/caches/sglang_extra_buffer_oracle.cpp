@@ -144,8 +144,8 @@ class SglangExtraBufferOracle final : public SglangOracle {
     const StateSlot fresh = take_slot(unreported);
     if (!fresh.exists()) return std::nullopt;
     const StateSlot given = std::exchange(request.tracking[slot], fresh);
-    const bool exist =
-        cached_.insert(request.known.first(length), given, request.protected_size).exist;
+    slide(request, length - 1, 1);
+    const bool exist = store(request, length, given);
     move_lock(request, length);
     if (exist) release_slot(given);
     if (request.latest.length <= up_to) request.latest = {};
@@ -157,8 +157,7 @@ class SglangExtraBufferOracle final : public SglangOracle {
     const auto [slot, length] = tracked_within(request, owned);
     if (length == 0) return {true, request.protected_size};
     StateSlot& given = request.tracking[slot];
-    const bool exist =
-        cached_.insert(request.known.first(length), given, request.protected_size).exist;
+    const bool exist = store(request, length, given);
     if (!exist) given = StateSlot::none();  // the map's now
     return {exist, length};
   }

@@ -383,7 +383,7 @@ Result<Reply> SglangOracle::evict(const Operation& operation) {
 Reply SglangOracle::flush() {
   constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
   drain();
-  const Reply reply = evict(kEverything, kEverything);
+  const Reply reply = evict(kEverything, kEverything, kEverything);
   for (Reply next = reply; cached_.has_storage() && next.get(ReplyField::kv) > 0;) {
     drain();
     next = evict(kEverything, kEverything);

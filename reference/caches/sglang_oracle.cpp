@@ -31,6 +31,7 @@ SglangPrefixMap::Options map_options(const Config& config, const SglangOracle::V
           .inserts = write == "write_through_selective" ? 2 : 1,
           .backs_up_late = write == "write_back",
           .has_storage = variant.has_states && has_disk(config),
+          .reach = std::max<std::int64_t>(0, config.number("window") - 1),
           .rules = variant.rules};
 }
 
@@ -114,9 +115,15 @@ std::int64_t SglangOracle::kv_free() const {
 
 /// Evicts what is missing [1.6]; false where that was not enough.
 bool SglangOracle::make_kv_free(std::int64_t needed, Evicted& evicted) {
-  if (needed > kv_free())
-    evicted = cached_.evict(variant_.evicts_full_request ? needed : needed - kv_free(), 0);
-  return needed <= kv_free();
+  if (!has_room(needed))
+    evicted = cached_.evict(variant_.evicts_full_request ? needed : needed - kv_free(), 0,
+                            cached_.has_windows() ? needed - window_free() : 0);
+  return has_room(needed);
+}
+
+/// A token takes KV of both kinds, where there are windows.
+bool SglangOracle::has_room(std::int64_t needed) {
+  return needed <= kv_free() && (!cached_.has_windows() || needed <= window_free());
 }
 
 bool SglangOracle::make_slots_free(std::int64_t needed, Evicted& evicted) {
@@ -146,7 +153,14 @@ void SglangOracle::release_slot(StateSlot slot) {
   if (slot.exists()) free_slots_.push_back(slot);
 }
 
-/// The positions at which one more state would help: whole pages and whole chunks of the model.
+/// The position at which one more state, or without states one more window, would have helped a
+/// match; 0: none.
+std::int64_t SglangOracle::branch_of(std::int64_t full, std::int64_t told) const {
+  const std::int64_t step = has_states_ ? grid() : config_.page;
+  return full / step * step > told ? full / step * step : 0;
+}
+
+/// The positions at which a forward can show a state: whole pages and whole chunks of the model.
 std::int64_t SglangOracle::grid() const {
   return std::lcm(std::max(config_.model_chunk, config_.page), config_.page);
 }
@@ -160,7 +174,7 @@ Result<void> SglangOracle::check_admission(const Operation& operation) const {
   if (size == 0) return fail(fmt::format("request {} has no tokens", name));
   if (or_else(operation.prompt, size) > size)
     return fail(fmt::format("request {} has fewer tokens than its prompt", name));
-  return {};
+  return check_windows(operation);
 }
 
 Result<Reply> SglangOracle::admit(const Operation& operation) {
@@ -174,25 +188,23 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   if (waiting != nullptr && !fetch_is_over(*waiting, operation.late))
     return Reply::refusal(Refusal::same_step);
 
-  Request request;
-  request.known = prefix_of(operation);
-  request.prompt = or_else(operation.prompt, size);
-  request.admitted = size;
+  Request request{
+      .known = prefix_of(operation), .prompt = or_else(operation.prompt, size), .admitted = size};
   const auto [full, prefix, best_size, told] =
       cached_.match(cached_.whole_pages(request.known.first(size - 1)));
   std::int64_t cached = prefix;
-  if (full / grid() * grid() > told) request.branch = full / grid() * grid();
+  request.branch = branch_of(full, told);
   Prefix best = request.known.first(cached);
   bool loaded = false;
   const auto refuse = [&](Refusal refusal) {
     if (loaded) cached_.land_loads(cached_.newest_load());  // its target cannot go before
     release_slot(request.live);
     for (const StateSlot slot : request.tracking) release_slot(slot);
-    cached_.unlock(best, has_states_);
+    unlock(request, best, has_states_);
     return Reply::refusal(refusal);
   };
   // Locked before a slot is sought: that eviction must not take what is to be copied.
-  cached_.lock(best, has_states_);
+  lock(request, best, has_states_);
   Evicted unreported, evicted;
   if (has_states_ && cached > 0 && best_size <= prefix) {  // the copy's slot
     request.live = take_slot(unreported);
@@ -268,6 +280,8 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
   if (found == requests_.end()) return no_request(operation);
   Request& request = found->second;
   if (request.pending) return still_verifying(operation);
+  if (const Result<void> fits = check_windows(operation); !fits)
+    return tl::unexpected(fits.error());
   if (operation.async && config_.overlap == 0)
     return fail("extend: this cache does not run ahead of results without overlap=1");
   if (operation.async ? request.in_flight.size() == 2 : !request.in_flight.empty())
@@ -291,7 +305,12 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
                           : request.computed < request.admitted ? Forward::chunk
                                                                 : Forward::decode;
   Evicted evicted;
-  if (!allocate(request, request.computed + operation.n, forward, evicted))
+  // With windows, the scheduler acts between decode steps.
+  const bool by_step = cached_.has_windows() && forward == Forward::decode;
+  if (by_step && operation.n == 1) slide_for_decoding(request);
+  const std::int64_t end = request.computed + operation.n;
+  if (by_step && operation.n > 1 ? !has_room_for_steps(request, end, evicted)
+                                 : !allocate(request, end, forward, evicted))
     return Reply::refusal(Refusal::no_kv);
   cached_.land_loads(request.awaits);
   request.known.tokens.append(operation.tokens);
@@ -302,10 +321,23 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
   } else {
     const std::int64_t from = request.computed;
     if (operation.async) request.in_flight.push_back(from);
-    request.computed += operation.n;
-    write_state(request, from, forward);
-    advanced(request, from, forward);
-    if (!operation.async) results_came(request);
+    for (std::int64_t left = operation.n; left > 0;) {
+      if (by_step && operation.n > 1) {
+        slide_for_decoding(request);
+        Evicted for_step;
+        allocate(request, request.computed + 1, forward, for_step);
+        evicted.kv += for_step.kv;
+        evicted.states += for_step.states;
+      }
+      const std::int64_t begin = request.computed;
+      request.computed += by_step ? 1 : left;
+      left -= request.computed - begin;
+      if (by_step) ++request.decoded;
+      write_state(request, begin, forward);
+      advanced(request, begin, forward);
+      if (!operation.async) results_came(request);
+    }
+    if (forward == Forward::chunk) request.prefilled = request.computed;
   }
   return evicted_reply(evicted).set(ReplyField::n, operation.n);
 }
@@ -344,7 +376,7 @@ bool SglangOracle::allocate(Request& request, std::int64_t to, Forward forward, 
     }
   } else {
     make_kv_free(to - request.computed + page, evicted);
-    if (up_to_whole_pages(to) - before > kv_free()) return false;
+    if (!has_room(up_to_whole_pages(to) - before)) return false;
   }
   request.allocated = std::max(before, up_to_whole_pages(to));
   return true;
@@ -382,19 +414,33 @@ Result<Reply> SglangOracle::accept(const Operation& operation) {
   return Reply().set(ReplyField::n, operation.n);
 }
 
+void SglangOracle::lock(Request& request, const Prefix& prefix, bool with_state) {
+  cached_.lock(prefix, with_state);
+  request.window_locked = cached_.lock_window(prefix);
+  request.window_released = false;
+}
+
+void SglangOracle::unlock(const Request& request, const Prefix& prefix, bool with_state) {
+  cached_.unlock(prefix, with_state);
+  if (!request.window_released) cached_.unlock_window(prefix, request.window_locked);
+}
+
 /// Unlocks the request's prefix and locks its first `to` tokens instead.
 void SglangOracle::move_lock(Request& request, std::int64_t to) {
-  cached_.unlock(request.known.first(request.protected_size), request.state_locked);
+  unlock(request, request.known.first(request.protected_size), request.state_locked);
   request.state_locked = has_states_ && config_.number("skip_decode_lock") == 0;
   request.protected_size = to;
-  cached_.lock(request.known.first(to), request.state_locked);
+  lock(request, request.known.first(to), request.state_locked);
+  request.decoded = 0;
 }
 
 /// Inserts what the request knows, up to `length`; without states, then its prompt alone.
 bool SglangOracle::store(Request& request, std::int64_t length, StateSlot state) {
-  const bool exist =
-      cached_.insert(request.known.first(length), state, request.protected_size, request.inserted)
-          .exist;
+  const Prefix key = request.known.first(length);
+  const std::int64_t prev = request.protected_size;
+  if (cached_.has_windows())
+    return cached_.insert_with_window(key, state, prev, request.window_evicted).exist;
+  const bool exist = cached_.insert(key, state, prev, request.inserted).exist;
   request.inserted = std::max(request.inserted, length);
   const std::int64_t prompt = whole_pages(request.prompt);
   if (!has_states_ && prompt > 0 && prompt < length)
@@ -425,18 +471,26 @@ std::optional<SglangOracle::Stored> SglangOracle::store_unfinished(Request& requ
   // The live state stands for exactly the computed tokens.
   if (has_states_ && (up_to != request.computed || request.written != up_to))
     return Stored{false, request.protected_size};
-  const std::int64_t length = whole_pages(up_to);
-  if (length == 0 || length < request.protected_size) return Stored{true, request.protected_size};
+  if (whole_pages(up_to) == 0 || whole_pages(up_to) < request.protected_size)
+    return Stored{true, request.protected_size};
+  const std::int64_t kept = cut_at_branch(request, up_to);
+  const std::int64_t length = whole_pages(kept);
   StateSlot copy;
   if (has_states_) {
     Evicted unreported;
     copy = take_slot(unreported);
     if (!copy.exists()) return std::nullopt;
   }
+  slide(request, kept - 1, 1);
+  const bool is_cut = request.branch > request.protected_size && request.branch == kept;
   const bool exist = store(request, length, copy);
   if (variant_.checkpoint_matches) cached_.match(request.known.first(length));
   move_lock(request, length);
   if (exist) release_slot(copy);
+  if (is_cut && !has_states_) {  // the rest is stored by a later insert
+    request.branch = 0;
+    slide(request, up_to - 1, 1);
+  }
   return Stored{exist, length};
 }
 
@@ -465,7 +519,8 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
 SglangOracle::Stored SglangOracle::store_finished(Request& request, std::int64_t owned) {
   // A state is stored for all computed tokens or not at all; what its ring has, it lacks.
   const bool whole = owned == request.computed;
-  const std::int64_t length = whole_pages(has_states_ && whole ? request.written : owned);
+  const std::int64_t length =
+      whole_pages(has_states_ && whole ? request.written : cut_at_branch(request, owned));
   const bool fits = has_states_ ? whole : length >= request.protected_size;
   if (!fits || length == 0) return {true, request.protected_size};
   StateSlot given = request.live;
@@ -493,14 +548,14 @@ void SglangOracle::forget(std::map<std::string, Request>::iterator request) {
   const Request& gone = request->second;
   release_slot(gone.live);
   for (const StateSlot slot : gone.tracking) release_slot(slot);
-  cached_.unlock(gone.known.first(gone.protected_size), gone.state_locked);
+  unlock(gone, gone.known.first(gone.protected_size), gone.state_locked);
   requests_.erase(request);
 }
 
 // --- Both levels --------------------------------------------------------------------------------
 
-Reply SglangOracle::evict(std::int64_t kv, std::int64_t states) {
-  Evicted evicted = cached_.evict(kv, variant_.tracks_eviction_apart ? 0 : states);
+Reply SglangOracle::evict(std::int64_t kv, std::int64_t states, std::int64_t window) {
+  Evicted evicted = cached_.evict(kv, variant_.tracks_eviction_apart ? 0 : states, window);
   if (variant_.tracks_eviction_apart) {
     const Evicted more = cached_.evict(0, states);
     evicted = {evicted.kv + more.kv, evicted.states + more.states};
@@ -520,8 +575,11 @@ Result<Reply> SglangOracle::make_room(const Operation& operation) {
       .set(ReplyField::kv_free, kv_free());
 }
 
-Reply SglangOracle::check() const {
+Reply SglangOracle::check() {
   Reply reply;
+  if (cached_.has_windows())
+    reply.set(ReplyField::window_free, window_free())
+        .set(ReplyField::window_locked, cached_.locked_window_kv());
   if (cached_.has_host())
     reply.set(ReplyField::host_kv_free, cached_.host_kv_free())
         .set(ReplyField::host_states_free, cached_.host_states_free());
@@ -538,6 +596,8 @@ Result<Reply> SglangOracle::match(const Operation& operation) {
   const std::int64_t limit = std::min(or_else(operation.limit, tokens.size()), tokens.size());
   const auto [full, prefix, best, told] = cached_.match(cached_.whole_pages(tokens.first(limit)));
   Reply reply = Reply().set(ReplyField::kv, full);
+  if (!has_states_ && cached_.has_windows())
+    reply.set(ReplyField::cached, prefix).set(ReplyField::branch, branch_of(full, prefix));
   if (!has_states_) return reply;
   const std::int64_t branch = full / grid() * grid();
   const std::int64_t found = std::max(prefix, best);
@@ -611,7 +671,9 @@ Result<Reply> SglangOracle::insert(const Operation& operation) {
   if (!prev_is_stored()) return Reply::refusal(Refusal::no_kv);
 
   const StateSlot slot = has_states_ ? held->second.slot : StateSlot::none();
-  const auto [exist, duplicates] = cached_.insert(key, slot, prev, 0);
+  const auto [exist, duplicates] =
+      cached_.has_windows() ? cached_.insert_with_window(key, slot, prev, up_to_whole_pages(prev))
+                            : cached_.insert(key, slot, prev, 0);
   if (has_states_ && !exist) held_.erase(held);  // the slot is the map's now
   return Reply().set(ReplyField::exist, exist ? 1 : 0).set(ReplyField::freed_kv, duplicates);
 }
@@ -622,14 +684,16 @@ Result<Reply> SglangOracle::lock(const Operation& operation) {
   Prefix end = prefix_of(operation);
   if (!cached_.contains(end)) return fail("lock: no stored prefix ends where the tokens end");
   cached_.lock(end, has_states_);
-  locks_.emplace(name, std::move(end));
+  const std::int64_t begin = cached_.lock_window(end);
+  locks_.emplace(name, Lock{std::move(end), begin});
   return Reply{};
 }
 
 Result<Reply> SglangOracle::unlock(const Operation& operation) {
   const auto found = locks_.find(operation.lock.text());
   if (found == locks_.end()) return fail(fmt::format("there is no lock {}", operation.lock.text()));
-  cached_.unlock(found->second, has_states_);
+  cached_.unlock(found->second.end, has_states_);
+  cached_.unlock_window(found->second.end, found->second.window_begin);
   locks_.erase(found);
   return Reply{};
 }
@@ -645,8 +709,33 @@ std::unique_ptr<Subject> make_no_buffer(const SubjectOptions& options) {
   return std::make_unique<SglangOracle>(options.config, SglangOracle::Variant{});
 }
 
+// Before 0.5.23 [1.10, 1.11]. `sglang-legacy` gives the decision digest of 0.5.9's MambaRadixCache
+// on `sglang-w1`; nobody recorded those of `sglang-v0`.
+
+std::unique_ptr<Subject> make_legacy(const SubjectOptions& options) {
+  const SglangOracle::Variant legacy{
+      .rules = {.paths_are_used = true, .bare_parents_go = true, .tombstones_lock = false},
+      .evicts_full_request = true,
+      .tracks_eviction_apart = true,
+      .slots_tell_no_kv = true,
+      .checkpoint_matches = true,
+      .tells_every_branch = true};
+  return std::make_unique<SglangOracle>(options.config, legacy);
+}
+
+std::unique_ptr<Subject> make_first(const SubjectOptions& options) {
+  const SglangOracle::Variant first{
+      .rules = {.existing_end_is_used = false, .bare_parents_go = true, .tombstones_lock = false},
+      .evicts_full_request = true,
+      .tracks_eviction_apart = true,
+      .finish_copies = true};
+  return std::make_unique<SglangOracle>(options.config, first);
+}
+
 const Registration<OracleEntry> kRadix({"radix", make_radix});
 const Registration<OracleEntry> kNoBuffer({"sglang-no-buffer", make_no_buffer});
+const Registration<OracleEntry> kLegacy({"sglang-legacy", make_legacy});
+const Registration<OracleEntry> kFirst({"sglang-v0", make_first});
 
 }  // namespace
 }  // namespace lockstep::reference

@@ -87,6 +87,11 @@ class SglangOracle : public Subject {
     bool state_locked = true;         ///< the lock's receipt
     std::int64_t inserted = 0;        ///< tokens that its checkpoints have inserted
     std::int64_t awaits = 0;          ///< the newest load when it was admitted or stored
+    std::int64_t window_evicted = 0;  ///< tokens that its window has left behind [1.15]
+    std::int64_t window_locked = 0;   ///< the first token of the prefix's window that it has locked
+    bool window_released = false;     ///< it has given up that lock early
+    std::int64_t decoded = 0;         ///< decode steps since the last checkpoint
+    std::int64_t prefilled = 0;       ///< tokens up to the end of the last chunk
     StateSlot live;
     std::vector<StateSlot> tracking;  ///< the extra buffer's slots
     std::size_t write = 0;            ///< which of them is written next
@@ -120,11 +125,15 @@ class SglangOracle : public Subject {
     return tokens / config_.page * config_.page;
   }
   std::int64_t grid() const;
+  std::int64_t branch_of(std::int64_t full, std::int64_t told) const;
   StateSlot take_slot(Evicted& evicted);
   std::int64_t slots_free() const;
   void release_slot(StateSlot slot);
+  void lock(Request& request, const Prefix& prefix, bool with_state);
+  void unlock(const Request& request, const Prefix& prefix, bool with_state);
   void move_lock(Request& request, std::int64_t to);
   bool store(Request& request, std::int64_t length, StateSlot state);
+  void slide(Request& request, std::int64_t last, std::int64_t interval) const;  ///< [1.15]
 
   const Config config_;
   const Variant variant_;
@@ -147,11 +156,18 @@ class SglangOracle : public Subject {
   Result<Reply> checkpoint(const Operation& operation);
   Result<Reply> finish(const Operation& operation);
   Result<Reply> abort(const Operation& operation);
-  Reply evict(std::int64_t kv, std::int64_t states);
+  Reply evict(std::int64_t kv, std::int64_t states, std::int64_t window = 0);
   Result<Reply> evict(const Operation& operation);
   Reply flush();
   Result<Reply> land(const Operation& operation);
   Result<Reply> settle();
+
+  // Sliding windows [1.15].
+  Result<void> check_windows(const Operation& operation) const;
+  void slide_for_decoding(Request& request);
+  bool has_room_for_steps(const Request& request, std::int64_t end, Evicted& evicted);
+  std::int64_t cut_at_branch(const Request& request, std::int64_t size) const;
+  std::int64_t window_free();
 
   // The storage [1.14].
   /// A request that asks again until it is admitted.
@@ -179,7 +195,7 @@ class SglangOracle : public Subject {
 
   std::optional<Refusal> load(Request& request, Prefix& best, std::int64_t more, bool& loaded);
   Result<Reply> make_room(const Operation& operation);
-  Reply check() const;
+  Reply check();
 
   Result<Reply> match(const Operation& operation);
   Result<Reply> alloc(const Operation& operation);
@@ -195,6 +211,7 @@ class SglangOracle : public Subject {
     return whole_pages(tokens + config_.page - 1);
   }
   std::int64_t kv_free() const;
+  bool has_room(std::int64_t needed);
   bool make_kv_free(std::int64_t needed, Evicted& evicted);
   bool allocate(Request& request, std::int64_t to, Forward forward, Evicted& evicted);
   bool make_slots_free(std::int64_t needed, Evicted& evicted);
@@ -204,8 +221,12 @@ class SglangOracle : public Subject {
   void write_state(Request& request, std::int64_t from, Forward forward) const;
 
   std::map<std::string, Request> requests_;
-  std::map<std::string, Held> held_;     ///< state slots that tree verbs named
-  std::map<std::string, Prefix> locks_;  ///< locks that tree verbs named
+  std::map<std::string, Held> held_;  ///< state slots that tree verbs named
+  struct Lock {
+    Prefix end;
+    std::int64_t window_begin;
+  };
+  std::map<std::string, Lock> locks_;  ///< that tree verbs named
   std::map<std::string, Waiting> waiting_;
   SglangStorage storage_;
   std::int64_t fetches_ = 0;  ///< so far

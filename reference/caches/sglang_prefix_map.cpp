@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "reference/base/require.hpp"
 
@@ -116,7 +117,9 @@ void SglangPrefixMap::split(const Prefix& end) {
   parent.inserts = child.inserts;
   parent.last_access = read_clock();
   child.last_access = read_clock();
-  note_both_tiers(records_.emplace(end, parent).first->second);
+  const Entry entry = records_.emplace(end, parent).first;
+  note_both_tiers(entry->second);
+  if (has_windows()) split_window(entry, std::next(entry));
   if (options_.rules.paths_are_used) use_state(child);
 }
 
@@ -131,8 +134,18 @@ SglangPrefixMap::Match SglangPrefixMap::match(const Prefix& key) {
   if (match.full > 0 && !contains(key.first(match.full))) split(key.first(match.full));
 
   std::vector<Entry> path = path_of(key);
-  for (const Entry entry : path)
-    if (can_be_matched(entry)) match.prefix = entry->first.size();
+  std::int64_t covered = std::numeric_limits<std::int64_t>::max();  // by windows, without a gap
+  std::int64_t size = 0;
+  for (const Entry entry : path) {
+    if (has_windows() && !entry->second.has_window)
+      covered = 0;
+    else if (has_windows() && covered < options_.reach)
+      covered += entry->first.size() - size;
+    size = entry->first.size();
+    if (can_be_matched(entry) && covered >= options_.reach) match.prefix = size;
+  }
+  if (has_windows())
+    while (!path.empty() && path.back()->first.size() > match.prefix) path.pop_back();
   while (!path.empty() && !can_be_matched(path.back()) && !path.back()->second.host_state)
     path.pop_back();
   if (path.empty()) return match;
@@ -144,6 +157,7 @@ SglangPrefixMap::Match SglangPrefixMap::match(const Prefix& key) {
   // Only this state counts as used; the prefixes below it are each a hair older than the next.
   if (options_.rules.paths_are_used) use_states(path);
   if (can_be_matched(path.back())) use_state(path.back()->second);
+  if (has_windows()) use_windows(path.back()->first);
   std::int64_t time = read_clock();
   for (auto entry = path.rbegin(); entry != path.rend(); ++entry)
     (*entry)->second.last_access = time--;
@@ -167,18 +181,22 @@ SglangPrefixMap::Inserted SglangPrefixMap::insert(const Prefix& key, StateSlot s
 
   Inserted inserted{.exist = false, .duplicates = std::max<std::int64_t>(0, stored - prev)};
   kv_ += key.size() - stored;
-  const bool is_new = stored < key.size();
+  inserted.exist = store(key, state, stored < key.size());
+  return inserted;
+}
+
+/// The end of an insert's key. Returns whether it was there.
+bool SglangPrefixMap::store(const Prefix& key, StateSlot state, bool is_new) {
   Record& end = records_[key];
   end.last_access = read_clock();
   if (!is_new && (!options_.has_states || end.state.exists())) {
     if (options_.rules.existing_end_is_used) use_state(end);
-    inserted.exist = true;
-    return inserted;
+    return true;
   }
   end.state = state;  // a new prefix, or a tombstone that gets a state again
   use_state(end);
   cap_states(key);
-  return inserted;
+  return false;
 }
 
 /// [1.6] The shallowest states beyond the cap go, but not the tail's, a fork's or a locked one.
@@ -245,6 +263,7 @@ bool SglangPrefixMap::drop(Entry leaf, Evicted& evicted) {
   evicted.kv += tokens;
   free_state(leaf->second, evicted);
   if (leaf->second.host_state) --host_states_;
+  take_window(leaf, evicted);
   records_.erase(leaf);
   if (!options_.rules.bare_parents_go || path.size() < 2) return true;
   const Entry parent = path[path.size() - 2];
@@ -273,7 +292,8 @@ SglangPrefixMap::Entry SglangPrefixMap::oldest_unlocked_state(const std::set<Pre
   return oldest;
 }
 
-SglangPrefixMap::Evicted SglangPrefixMap::evict(std::int64_t kv, std::int64_t states) {
+SglangPrefixMap::Evicted SglangPrefixMap::evict(std::int64_t kv, std::int64_t states,
+                                                std::int64_t window) {
   Evicted evicted;
   std::set<Prefix> stay;
   while (evicted.kv < kv) {  // FULL: leaves, by access
@@ -281,6 +301,7 @@ SglangPrefixMap::Evicted SglangPrefixMap::evict(std::int64_t kv, std::int64_t st
     if (leaf == records_.end()) break;
     if (!drop(leaf, evicted)) stay.insert(leaf->first);
   }
+  evict_windows(window, evicted);
   stay.clear();
   while (evicted.states < states) {  // MAMBA: states, by use
     const Entry victim = oldest_unlocked_state(stay);

@@ -15,6 +15,7 @@
 #include <compare>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <optional>
 #include <set>
@@ -58,6 +59,7 @@ class SglangPrefixMap {
     std::int64_t inserts = 1;    ///< over a prefix, the last of which backs it up
     bool backs_up_late = false;  ///< not for an insert, but when it leaves the device
     bool has_storage = false;    ///< behind the host [1.14]
+    std::int64_t reach = 0;      ///< tokens that a window has before a token; 0: none [1.15]
     Rules rules{};
   };
   /// Evicted states go to the end of `free_slots`; whoever inserts took a slot from its front.
@@ -77,6 +79,7 @@ class SglangPrefixMap {
   struct Evicted {
     std::int64_t kv = 0;
     std::int64_t states = 0;
+    std::int64_t window = 0;
   };
 
   // Every key but that of whole_pages() consists of whole pages.
@@ -90,7 +93,18 @@ class SglangPrefixMap {
   void lock(const Prefix& end, bool with_state);
   void unlock(const Prefix& end, bool with_state);
   /// [1.6] Until that much was freed or nothing is left that may go.
-  Evicted evict(std::int64_t kv, std::int64_t states);
+  Evicted evict(std::int64_t kv, std::int64_t states, std::int64_t window = 0);
+
+  // Sliding windows [1.15].
+  bool has_windows() const { return options_.reach != 0; }
+  /// The same as insert(); whoever inserts has the window's KV of tokens from `evicted` on.
+  Inserted insert_with_window(const Prefix& key, StateSlot state, std::int64_t prev,
+                              std::int64_t evicted);
+  std::int64_t lock_window(const Prefix& end);  ///< returns the first token that is locked
+  void unlock_window(const Prefix& end, std::int64_t begin);
+  void unlock_state(const Prefix& end);  ///< takes back that part of a lock
+  std::int64_t window_kv();              ///< tokens stored with their window
+  std::int64_t locked_window_kv();
 
   // The host [1.13].
   bool has_host() const { return options_.host_kv != 0; }
@@ -163,7 +177,9 @@ class SglangPrefixMap {
     std::int64_t backup = 0;    ///< number of a backup that is not settled
     std::int64_t load = 0;      ///< number of a load of its KV that is not settled, backing up late
     std::int64_t inserts = 0;   ///< over it, each request's once
-    std::int64_t twice = 0;     ///< number with which its KV came to be on both tiers; 0: forgotten
+    bool has_window = false;    ///< the window's KV of its edge
+    std::int64_t window_lock = 0;
+    std::int64_t twice = 0;  ///< number with which its KV came to be on both tiers; 0: forgotten
   };
   /// A copy that is not settled.
   struct Copy {
@@ -195,6 +211,13 @@ class SglangPrefixMap {
   bool drop(Entry leaf, Evicted& evicted);  ///< false: it has to stay
   Inserted insert_and_back_up(const Prefix& key, StateSlot state, std::int64_t prev,
                               std::int64_t before);
+  bool store(const Prefix& key, StateSlot state, bool is_new);
+  void refill(const Prefix& end, std::int64_t evicted);
+  void give_window(const Prefix& end);
+  void split_window(Entry parent, Entry child);
+  void take_window(Entry entry, Evicted& evicted);
+  void use_windows(const Prefix& end);
+  void evict_windows(std::int64_t window, Evicted& evicted);
   void count_insert(Entry entry);
   void back_up(const Prefix& end);
   void save(Entry entry);
@@ -219,6 +242,7 @@ class SglangPrefixMap {
   std::int64_t kv_ = 0;
   std::int64_t clock_ = 0;
   std::int64_t uses_ = 0;
+  std::list<Prefix> windows_;  // of prefixes with a window, the one used last at the front
   std::int64_t host_kv_ = 0;
   std::int64_t host_states_ = 0;
   std::int64_t copies_ = 0;

@@ -115,6 +115,9 @@ class LayerState {
   virtual void allocate_kv(KvSlots slots) = 0;
   /// A forward writes the KV of tokens[begin, begin + slots.size()).
   virtual void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) = 0;
+  /// A forward reads the KV of tokens[begin, begin + slots.size()), of layers that do not read all
+  /// that is before them: forward() does not know of these. Slot 0 stands for a token without KV.
+  virtual void read_kv(KvSlots /*slots*/, const Tokens& /*tokens*/, std::uint32_t /*begin*/) {}
   /// The same KV comes from elsewhere: another server has computed it, or a trace inserts it.
   virtual void receive_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) {
     write_kv(slots, tokens, begin);

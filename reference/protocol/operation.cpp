@@ -141,9 +141,10 @@ constexpr ReplyField kEvictReply[] = {ReplyField::kv, ReplyField::state, ReplyFi
 constexpr ReplyField kCheckReply[] = {ReplyField::violations,    ReplyField::kv_free,
                                       ReplyField::states_free,   ReplyField::kv_locked,
                                       ReplyField::states_locked, ReplyField::contents,
-                                      ReplyField::host_kv_free,  ReplyField::host_states_free};
+                                      ReplyField::host_kv_free,  ReplyField::host_states_free,
+                                      ReplyField::window_free,   ReplyField::window_locked};
 constexpr ReplyField kMatchReply[] = {ReplyField::kv, ReplyField::state, ReplyField::branch,
-                                      ReplyField::host};
+                                      ReplyField::host, ReplyField::cached};
 constexpr ReplyField kSlotReply[] = {ReplyField::slot, ReplyField::length};
 constexpr ReplyField kCaptureReply[] = {ReplyField::length};
 constexpr ReplyField kInsertReply[] = {ReplyField::exist, ReplyField::freed_kv};
@@ -214,7 +215,9 @@ constexpr std::string_view kReplyFields[] = {"branch",
                                              "contents",
                                              "host",
                                              "host_kv_free",
-                                             "host_states_free"};
+                                             "host_states_free",
+                                             "window_free",
+                                             "window_locked"};
 static_assert(std::size(kReplyFields) == kReplyFieldCount);
 
 /// The fields in the order of their names.

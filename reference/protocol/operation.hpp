@@ -141,9 +141,11 @@ enum class ReplyField : std::uint8_t {
   host,
   host_kv_free,
   host_states_free,
+  window_free,
+  window_locked,
 };
 inline constexpr std::size_t kReplyFieldCount =
-    static_cast<std::size_t>(ReplyField::host_states_free) + 1;
+    static_cast<std::size_t>(ReplyField::window_locked) + 1;
 
 std::string_view to_string(ReplyField field);
 std::optional<ReplyField> reply_field_from(std::string_view name);

@@ -105,6 +105,7 @@ NodeIndex RadixTree::new_node() {
     index = {static_cast<std::uint32_t>(nodes_.size())};
     nodes_.emplace_back();
     if (host_ != nullptr) host_->nodes.emplace_back();
+    if (windows_ != nullptr) windows_->nodes.emplace_back();
   } else {
     index = dead_.back();
     dead_.pop_back();
@@ -131,6 +132,7 @@ NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
   upper.child_count = is_on_device(child_index) ? 1 : 0;
   upper.full_lock = rules_.split_copies_lock ? child.full_lock : 0;
   if (host_ != nullptr) split_host_copy(upper_index, child_index, length);
+  if (windows_ != nullptr) split_window(upper_index, child_index, length);
   if (!child.kv.empty()) {
     KvRuns lower;
     append_slice(upper.kv, child.kv, 0, length);
@@ -222,6 +224,7 @@ void RadixTree::cap_states(NodeIndex tail) {
 RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name salt) {
   Match found{.end = kRoot, .reached = kRoot};
   NodeIndex at = kRoot;
+  std::uint32_t covered = 1u << 30;  // tokens since the last tombstone of the windows
   while (found.full < size) {
     std::uint32_t common = 0;
     NodeIndex child = find_child(at, salt, key, found.full, size - found.full, common);
@@ -231,7 +234,10 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
     const NodeIndex lower = child;  // the child itself, where the key passes it
     if (partial) child = split(child, common);
     found.reached = child;
-    if (!rules_.has_states || node(child).state.exists() || rules_.reuses_kv_without_state) {
+    const bool has_window = windows_ == nullptr || window_ends_at(child, covered);
+    if (!has_window) {
+      LOCKSTEP_MARK("match.window_is_gone");
+    } else if (!rules_.has_states || node(child).state.exists() || rules_.reuses_kv_without_state) {
       found.end = child;
       found.prefix = found.full;
     } else if (host_ != nullptr && host_->nodes[child.value].state.exists()) {
@@ -251,7 +257,9 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
     refresh_path(found.on_host);
   else if (found.end != kRoot)
     refresh_path(found.end);
-  const std::uint32_t branch = found.full / options_.branch_grid * options_.branch_grid;
+  // Without states, an insert that ends where the KV does brings the window there (1.15, 6).
+  const std::uint32_t grid = rules_.has_states ? options_.branch_grid : options_.page;
+  const std::uint32_t branch = found.full / grid * grid;
   found.told = found.prefix;
   if (found.on_host.exists())
     for (NodeIndex on = found.on_host; node(on).depth() > found.prefix; on = node(on).parent)
@@ -281,6 +289,7 @@ void RadixTree::refresh_path(NodeIndex end) {
     for (; !path_.empty(); path_.pop_back()) renew_state(path_.back());
   }
   if (rules_.match_renews_end) renew_state(end);
+  if (windows_ != nullptr) renew_windows(end);
   NodeIndex leaf = end;  // the one node of the path that can be a leaf of the device
   while (!is_on_device(leaf)) leaf = node(leaf).parent;
   unlist(leaf);
@@ -299,7 +308,8 @@ void RadixTree::renew_state(NodeIndex index) {
 
 RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Name salt,
                                       const KvRuns& row, std::uint32_t row_begin, StateSlot state,
-                                      std::uint32_t owned, NodeIndex from, std::uint32_t inserted) {
+                                      std::uint32_t owned, NodeIndex from, std::uint32_t inserted,
+                                      RequestWindow* window) {
   require(size != 0 && size % options_.page == 0, "a key is whole pages, and at least one");
   Inserted done{.end = kRoot};
   std::uint32_t depth = node(from).depth();
@@ -310,9 +320,9 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     if (host_ != nullptr && node(path_.back()).depth() > inserted) count_insert(path_.back());
   }
 
-  KvRuns surplus;
+  Surplus surplus;
   if (owned < depth) {
-    append_slice(surplus, row, owned - row_begin, depth - row_begin);
+    append_slice(surplus.kv, row, owned - row_begin, depth - row_begin);
     done.duplicates = depth - owned;
   }
   NodeIndex at = from;
@@ -332,21 +342,26 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
       put_on_device(child, std::move(computed));
       list_twice(child);
     } else if (first < depth) {
-      append_slice(surplus, row, first - row_begin, depth - row_begin);
       done.duplicates += depth - first;
+      if (windows_ == nullptr)
+        append_slice(surplus.kv, row, first - row_begin, depth - row_begin);
+      else
+        overlap_window(child, {row, row_begin, *window}, first, surplus);
     }
     at = child;
     if (host_ != nullptr && depth > inserted) count_insert(at);
   }
-  if (!surplus.empty()) {
+  if (!surplus.kv.empty()) {
     LOCKSTEP_MARK("insert.duplicates");
-    if (rules_.frees_duplicates_twice) kv_.release(surplus);
-    kv_.release(surplus);
+    if (rules_.frees_duplicates_twice) kv_.release(surplus.kv);
+    kv_.release(surplus.kv);
   }
+  if (!surplus.window.empty()) windows_->pool.release(surplus.window);
   if (depth < size) {
     const std::uint32_t leaf_start = depth;
     at = add_leaf(key.prefix(size), salt, at);
     append_slice(nodes_[at.value].kv, row, leaf_start - row_begin, size - row_begin);
+    if (windows_ != nullptr) fill_window(at, *window);
     done.exist = rules_.has_states && attach(at, state);
     list_if_leaf(at);
     if (host_ != nullptr && size > inserted) count_insert(at);
@@ -359,6 +374,7 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
         host_->nodes[at.value].backup == 0)
       queue_backup(at);
   }
+  if (windows_ != nullptr) renew_windows(at);
   done.end = at;
   return done;
 }
@@ -548,6 +564,10 @@ bool RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
     LOCKSTEP_MARK("evict.tombstone_leaf");
   }
   kv_.release_from(leaf.kv, 0);
+  if (windows_ != nullptr) {
+    drop_window(index, evicted);
+    windows_->nodes[index.value] = {};
+  }
   const NodeIndex neighbour = leaf.listed ? leaf.leaf_older : NodeIndex::none();
   unlist(index);
   if (host_ != nullptr) forget_host_copy(index);
@@ -621,19 +641,25 @@ void RadixTree::evict_states(Evicted& evicted, Done done) {
   }
 }
 
-RadixTree::Evicted RadixTree::evict(std::int64_t kv_tokens, std::int64_t states) {
+RadixTree::Evicted RadixTree::evict(std::int64_t kv_tokens, std::int64_t states,
+                                    std::int64_t window_tokens) {
   Evicted evicted;
   evict_leaves(evicted, [&] { return evicted.kv >= kv_tokens; });
+  if (windows_ != nullptr) evict_windows(evicted, [&] { return evicted.window >= window_tokens; });
   evict_states(evicted, [&] { return evicted.states >= states; });
   return evicted;
 }
 
 RadixTree::Evicted RadixTree::evict_for_alloc(std::int64_t kv_shortfall,
-                                              std::int64_t state_shortfall) {
+                                              std::int64_t state_shortfall,
+                                              std::int64_t window_shortfall) {
   Evicted evicted;
   const std::int64_t kv_target = kv_.free_count() + kv_shortfall;
   const std::int64_t state_target = states_.free_count() + state_shortfall;
+  if (windows_ != nullptr) window_shortfall += windows_->pool.free_count();
   evict_leaves(evicted, [&] { return kv_shortfall <= 0 || kv_.free_count() >= kv_target; });
+  if (windows_ != nullptr)
+    evict_windows(evicted, [&] { return windows_->pool.free_count() >= window_shortfall; });
   evict_states(evicted,
                [&] { return state_shortfall <= 0 || states_.free_count() >= state_target; });
   return evicted;

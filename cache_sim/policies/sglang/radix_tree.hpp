@@ -11,10 +11,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "cache_sim/policies/pools.hpp"
 #include "cache_sim/policies/sglang/host_tier.hpp"
+#include "cache_sim/policies/sglang/radix_windows.hpp"
 #include "cache_sim/policies/sglang/sglang_rules.hpp"
 #include "reference/base/ids.hpp"
 #include "reference/protocol/tokens.hpp"
@@ -77,6 +79,7 @@ class RadixTree {
   struct Evicted {
     std::int64_t kv = 0;  ///< tokens
     std::int64_t states = 0;
+    std::int64_t window = 0;  ///< tokens
   };
   struct Sizes {
     std::int64_t evictable_kv = 0;  ///< tokens in unlocked nodes
@@ -92,6 +95,9 @@ class RadixTree {
   /// From now on, nodes are backed up to this host tier, which must outlive the tree.
   void use_host(HostTier& host);
 
+  /// From now on, nodes have KV of sliding windows in these, which must outlive the tree.
+  void use_windows(RadixWindows& windows);
+
   static constexpr NodeIndex kRoot{0};
 
   /// Section 1.2, without copy-on-write: splits where the key leaves an edge, refreshes access
@@ -102,10 +108,11 @@ class RadixTree {
   /// below `owned` belong to the tree already. `from` is a node that is known to lie on the key's
   /// path (or the root): no token above it is compared again. Of the key, the first `size` tokens
   /// are inserted, whole pages and at least one; the caller has inserted the first `inserted` of
-  /// them before, and what ends there is not backed up for it again.
+  /// them before, and what ends there is not backed up for it again. With windows, the row's slots
+  /// for tokens below `size` are the tree's afterwards, or free.
   Inserted insert(const Tokens& key, std::uint32_t size, Name salt, const KvRuns& row,
                   std::uint32_t row_begin, StateSlot state, std::uint32_t owned, NodeIndex from,
-                  std::uint32_t inserted = 0);
+                  std::uint32_t inserted = 0, RequestWindow* window = nullptr);
 
   /// Section 1.5. `with_state` is the receipt: an unlock takes back what its lock took.
   void lock(NodeIndex node, bool with_state = true);
@@ -113,6 +120,15 @@ class RadixTree {
   /// The same as unlock(from, from_state) and lock(to, to_state). `from` is `to`, a node above it,
   /// or none.
   void move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to_state);
+  // Section 1.15: what a lock keeps of the windows. Nothing where there are none.
+  std::uint32_t lock_window(NodeIndex end);
+  void unlock_window(NodeIndex end, std::uint32_t begin);
+  bool covers_window(NodeIndex end, std::uint32_t begin) const;
+  /// A defect: all these windows go.
+  void drop_windows(NodeIndex end, std::uint32_t begin);
+  bool has_window(NodeIndex index) const { return !windows_->nodes[index.value].slots.empty(); }
+  /// Takes back the state's part of a lock.
+  void unlock_state_alone(NodeIndex end) { unlock_state(end); }
   /// Renews times and states as a match that ends at this node does.
   void refresh_path(NodeIndex end);
   /// Whether a key that ends inside an edge is offered the state at that edge's end (defects).
@@ -120,10 +136,12 @@ class RadixTree {
   /// Whether a key that ends where the edge of `rest` begins is offered its state.
   bool offers_child(NodeIndex rest) const;
 
-  /// Section 1.6: KV tokens first, then states; states that fall with their leaves count for both.
-  Evicted evict(std::int64_t kv_tokens, std::int64_t states);
+  /// Section 1.6: KV tokens first, then tokens of windows, then states; what falls with a leaf
+  /// counts for all of them.
+  Evicted evict(std::int64_t kv_tokens, std::int64_t states, std::int64_t window_tokens = 0);
   /// Evicts until that many more than now are free, or nothing is left to evict.
-  Evicted evict_for_alloc(std::int64_t kv_shortfall, std::int64_t state_shortfall);
+  Evicted evict_for_alloc(std::int64_t kv_shortfall, std::int64_t state_shortfall,
+                          std::int64_t window_shortfall = 0);
 
   // Section 1.13, with a host tier.
   enum class Load : std::uint8_t { queued, refused, no_request_slot };
@@ -171,6 +189,16 @@ class RadixTree {
     NodeIndex node;
   };
 
+  /// The row of an insert, and slots of it that nobody keeps.
+  struct Incoming {
+    const KvRuns& kv;
+    std::uint32_t begin;
+    RequestWindow& window;
+  };
+  struct Surplus {
+    KvRuns kv, window;
+  };
+
   std::uint64_t tick() { return ++clock_ << 20; }
   std::uint64_t child_hash(NodeIndex parent, Name salt, const Tokens& key, std::uint32_t at) const;
   NodeIndex find_child(NodeIndex parent, Name salt, const Tokens& key, std::uint32_t at,
@@ -196,6 +224,22 @@ class RadixTree {
   bool drop_leaf(NodeIndex node, Evicted& evicted);
   void evict_state(NodeIndex node, Evicted& evicted);
   void forget_state(NodeIndex node, Evicted& evicted);
+  void unlist_window(NodeIndex node);
+  void list_window(NodeIndex node, NodeIndex newer);
+  void renew_windows(NodeIndex end);
+  std::int64_t& window_size(NodeIndex node);
+  void set_window(NodeIndex node, KvRuns slots);
+  void drop_window(NodeIndex node, Evicted& evicted);
+  void split_window(NodeIndex upper, NodeIndex child, std::uint32_t length);
+  bool window_ends_at(NodeIndex node, std::uint32_t& covered) const;
+  void overlap_window(NodeIndex node, const Incoming& row, std::uint32_t first, Surplus& surplus);
+  void fill_window(NodeIndex leaf, const RequestWindow& row);
+  void count_window_lock(NodeIndex node, int by);
+  void evict_window(NodeIndex node, Evicted& evicted);
+  void evict_windows(Evicted& evicted, const std::function<bool()>& done);
+  std::uint32_t page_ceiling(std::uint32_t size) const {
+    return (size + options_.page - 1) / options_.page * options_.page;
+  }
   void count_insert(NodeIndex node);
   void back_up(NodeIndex node);
   bool queue_backup(NodeIndex node);
@@ -231,7 +275,8 @@ class RadixTree {
 
   const Options options_;
   const SglangRules& rules_;
-  HostTier* host_ = nullptr;  // null: there is none
+  HostTier* host_ = nullptr;         // null: there is none
+  RadixWindows* windows_ = nullptr;  // null: there are none
   KvPool& kv_;
   StatePool& states_;
   std::vector<RadixNode> nodes_;

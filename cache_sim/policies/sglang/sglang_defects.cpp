@@ -9,6 +9,7 @@ namespace {
 using Rules = SglangRules;
 
 constexpr std::string_view kDisk = "disk=1";
+constexpr std::string_view kWindow = "window=5";
 
 const BrokenRule<Rules> kBroken[] = {
     // The tree.
@@ -464,6 +465,37 @@ const BrokenRule<Rules> kBroken[] = {
      "on with it where its next match has none on the device (SGLang 0.5.23, "
      "reports/found/sglang_passed_over.md)",
      &Rules::passing_over_drops_copy, false, "disk=1,host_kv=40,host_states=6"},
+    // Sliding windows.
+    {"radix:counts-window-tombstones",
+     "a match counts nodes whose window was evicted as if it were there (SGLang #30845, #31486)",
+     &Rules::tombstones_break_windows, false, kWindow},
+    {"radix:inserts-evicted-window",
+     "an insert gives the tree the window's slots that the request has given back (SGLang #31486)",
+     &Rules::sliding_forgets, false, kWindow},
+    {"radix:early-release-frees-window",
+     "a decoding request that gives up the lock on its prefix's window frees the window, whoever "
+     "else reads it",
+     &Rules::early_release_frees, true, "window=5,window_release=1"},
+    {"radix:locks-last-node-of-window",
+     "a lock keeps the window of its node, and not of those above it that the window covers",
+     &Rules::window_lock_covers, false, kWindow},
+    {"radix:split-forgets-window-lock",
+     "a split does not copy the lock of a window to the new parent",
+     &Rules::split_copies_window_lock, false, kWindow},
+    {"radix:evicts-locked-window", "eviction of windows does not look at locks",
+     &Rules::locks_keep_windows, false, kWindow},
+    {"radix:slides-one-token-too-far", "a request gives back the last token that its next one sees",
+     &Rules::slides_whole_reach, false, kWindow},
+    {"radix:refill-frees-locked-kv",
+     "an insert that brings a node its window also replaces KV that others read",
+     &Rules::refill_keeps_locked_kv, false, kWindow},
+    {"radix:insert-passes-the-branch",
+     "a prompt whose KV is there without a window is stored to its end at once, so that the window "
+     "is not there either the next time",
+     &Rules::branch_cuts_insert, false, kWindow},
+    {"sglang-no-buffer:window-leaves-its-state",
+     "the state of a node stays when its window is evicted, where no match can end",
+     &Rules::windows_take_states, false, kWindow},
 };
 
 }  // namespace

@@ -233,6 +233,7 @@ Reply SglangExtraBuffer::store_unfinished(RadixRequest& request, std::uint32_t u
   StateSlot& slot = tracking.slots[rules_.donates_other_slot ? 1 - tracked.slot : tracked.slot];
   const StateSlot donated = slot;
   slot = states_.allocate();
+  slide(request, std::int64_t{tracked.size} - 1, 1);
   const RadixTree::Inserted done = store(request, tracked.size, donated);
   move_lock(request, done.end);
   if (done.exist) states_.release(donated);
@@ -272,7 +273,13 @@ Result<void> check(const Config& config) {
   if (config.page % config.model_chunk != 0 && config.model_chunk % config.page != 0)
     return fail(fmt::format("field page: neither {} nor the model_chunk of {} divides the other",
                             config.page, config.model_chunk));
-  return {};
+  if (config.overlap != 0 && config.number("window") != 0)
+    return fail("field window: tracking slots beside windows are for overlap=0");
+  return check_window_fields(config);
+}
+
+PolicyEntry::SlotCounts slots(const Config& config) {
+  return {config.state_slots, config.kv_tokens + config.page + window_slots(config)};
 }
 
 const Registration<PolicyEntry> kExtraBuffer{
@@ -280,9 +287,11 @@ const Registration<PolicyEntry> kExtraBuffer{
      .summary = "SGLang 0.5.23's hybrid radix cache with tracking slots, states on a grid",
      .has_states = true,
      .config_fields = {"page", "track_interval", "lazy", "strip_thinking", "skip_decode_lock",
-                       "path_cap", "overlap"},
+                       "path_cap", "overlap", "window", "window_kv", "window_interval",
+                       "window_release"},
      .make = make,
      .check = check,
+     .slots = slots,
      .capabilities = kSglangCapabilities,
      .tells_forwards = true}};
 

@@ -28,18 +28,23 @@ std::optional<PrefetchPolicy> prefetch_policy_of(const Config& config) {
 }
 
 SglangOptions SglangOptions::of(const Config& config) {
-  return {.track_interval = config.number("track_interval"),
-          .lazy = config.number("lazy") != 0,
-          .strip_thinking = config.number("strip_thinking") != 0,
-          .skip_decode_lock = config.number("skip_decode_lock") != 0,
-          .path_cap = config.number("path_cap"),
-          .ring = config.number("replay_ring"),
-          .host_kv = config.number("host_kv"),
-          .host_states = config.number("host_states"),
-          .write_policy = write_policy_of(config).value_or(WritePolicy::through),
-          .disk = has_disk(config),
-          .prefetch_policy = prefetch_policy_of(config).value_or(PrefetchPolicy::timeout),
-          .prefetch_least = config.number("prefetch_least")};
+  return {
+      .track_interval = config.number("track_interval"),
+      .lazy = config.number("lazy") != 0,
+      .strip_thinking = config.number("strip_thinking") != 0,
+      .skip_decode_lock = config.number("skip_decode_lock") != 0,
+      .path_cap = config.number("path_cap"),
+      .ring = config.number("replay_ring"),
+      .host_kv = config.number("host_kv"),
+      .host_states = config.number("host_states"),
+      .write_policy = write_policy_of(config).value_or(WritePolicy::through),
+      .disk = has_disk(config),
+      .prefetch_policy = prefetch_policy_of(config).value_or(PrefetchPolicy::timeout),
+      .prefetch_least = config.number("prefetch_least"),
+      .window = config.number("window"),
+      .window_kv = config.number("window_kv") == 0 ? config.kv_tokens : config.number("window_kv"),
+      .window_interval = config.number("window_interval"),
+      .window_release = config.number("window_release") != 0};
 }
 
 namespace {
@@ -59,6 +64,14 @@ const Registration<ConfigOption> kPrefetchPolicy{
     {.name = "prefetch_policy", .otherwise = kPrefetchPolicies[0]}};
 const Registration<ConfigOption> kPrefetchLeast{
     {.name = "prefetch_least", .otherwise = "256", .number = {{1, std::int64_t{1} << 30}}}};
+const Registration<ConfigOption> kWindow{
+    {.name = "window", .otherwise = "0", .number = {{0, 1 << 20}}}};
+const Registration<ConfigOption> kWindowKv{
+    {.name = "window_kv", .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}}};
+const Registration<ConfigOption> kWindowInterval{
+    {.name = "window_interval", .otherwise = "128", .number = {{1, 1 << 20}}}};
+const Registration<ConfigOption> kWindowRelease{
+    {.name = "window_release", .otherwise = "0", .number = {{0, 1}}}};
 const Registration<ConfigOption> kReplayRing{
     {.name = "replay_ring", .otherwise = "0", .number = {{0, 1024}}}};
 

@@ -42,6 +42,10 @@ struct SglangOptions {
   bool disk;  ///< there is a storage behind the host
   PrefetchPolicy prefetch_policy;
   std::int64_t prefetch_least;  ///< tokens for which a prefetch is made
+  std::int64_t window;     ///< tokens that a token of the windows sees, itself included; 0: none
+  std::int64_t window_kv;  ///< KV tokens of the windows
+  std::int64_t window_interval;  ///< tokens that decoding leaves behind before it gives them back
+  bool window_release;           ///< decoding gives up the lock on its prefix's window
 
   static SglangOptions of(const Config& config);
 };

@@ -49,6 +49,15 @@ std::unique_ptr<HostTier> host_tier(const Config& config, const SglangRules& rul
   return host;
 }
 
+std::unique_ptr<RadixWindows> windows_of(const Config& config, LayerState& layers) {
+  const SglangOptions options = SglangOptions::of(config);
+  if (options.window == 0) return nullptr;
+  const auto page = static_cast<std::uint32_t>(config.page);
+  return std::make_unique<RadixWindows>(static_cast<std::uint32_t>(config.kv_tokens) + page,
+                                        options.window_kv, page,
+                                        static_cast<std::uint32_t>(options.window - 1), layers);
+}
+
 }  // namespace
 
 SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangRules& variant)
@@ -62,8 +71,10 @@ SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangRules& var
       kv_(config_.kv_tokens, page_, layers_),
       states_(has_states_ ? config_.state_slots : 0, layers_),
       host_(host_tier(config_, rules_, layers_)),
+      windows_(windows_of(config_, layers_)),
       tree_(tree_options(config_), rules_, kv_, states_) {
   if (host_) tree_.use_host(*host_);
+  if (windows_) tree_.use_windows(*windows_);
   for (std::int64_t row = config_.rows(); row >= 1; --row)
     free_rows_.push_back(
         {static_cast<std::uint32_t>(row)});  // row 1 is taken first; row 0 is the padding row
@@ -131,10 +142,12 @@ Result<RadixRequest*> SglangPolicy::idle(const Operation& operation) {
 }
 
 bool SglangPolicy::make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted) {
-  if (size > kv_.free_count())
-    evicted = rules_.evicts_full_request ? tree_.evict(size, 0)
-                                         : tree_.evict_for_alloc(size - kv_.free_count(), 0);
-  return size <= kv_.free_count();
+  const std::int64_t window_lacks = windows_ ? size - windows_->pool.free_count() : 0;
+  if (size > kv_.free_count() || window_lacks > 0)
+    evicted = rules_.evicts_full_request
+                  ? tree_.evict(size, 0)
+                  : tree_.evict_for_alloc(size - kv_.free_count(), 0, window_lacks);
+  return has_room(size);
 }
 
 /// KV tokens that an extend by n makes room for. With pages, SGLang asks for more than it takes
@@ -254,6 +267,8 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   const bool is_admitted = find(operation.id) != nullptr;
   if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
     return tl::unexpected(sound.error());
+  if (const Result<void> fits = check_windows(operation); !fits)
+    return tl::unexpected(fits.error());
   const std::uint32_t size = operation.tokens.size();
   if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
   WaitingRequest* const waiting = storage() != nullptr ? &arrive(operation) : nullptr;
@@ -274,9 +289,11 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   }
   NodeIndex locked = hit && rules_.admission_locks ? match.end : NodeIndex::none();
   tree_.lock(locked);
+  request.window.lock_begin = tree_.lock_window(locked);
   const auto refuse = [&](Refusal refusal) {
     if (host_ && host_->is_awaited(request.live)) host_->land_loads(host_->loads.back().id);
     tree_.unlock(locked);
+    tree_.unlock_window(locked, request.window.lock_begin);
     if (request.live.exists() && rules_.refusal_frees_copy) states_.release(request.live);
     for (const StateSlot slot : request.tracking.slots)
       if (slot.exists()) states_.release(slot);
@@ -306,13 +323,8 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     await_loads(request);
     receive(request, external);
   }
-  Reply reply;
-  reply.set(ReplyField::cached, request.computed);
+  Reply reply = admitted(request);
   if (host_) reply.set(ReplyField::host, match.prefix - on_device);
-  if (has_states_) {
-    const LayerState::Lengths lengths = lengths_of(request);
-    reply.set(ReplyField::state, lengths.recurrent).set(ReplyField::conv, lengths.conv);
-  }
   reply.set(ReplyField::evicted_kv, evicted.kv + for_received.kv)
       .set(ReplyField::evicted_states, evicted.states + for_received.states);
   if (operation.room != Operation::kAbsent) reply.set(ReplyField::kv, left);
@@ -321,15 +333,24 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   return reply;
 }
 
+/// The tokens that an admitted request has, and those that its state has seen.
+Reply SglangPolicy::admitted(const RadixRequest& request) const {
+  Reply reply;
+  reply.set(ReplyField::cached, request.computed);
+  if (!has_states_) return reply;
+  const LayerState::Lengths lengths = lengths_of(request);
+  return reply.set(ReplyField::state, lengths.recurrent).set(ReplyField::conv, lengths.conv);
+}
+
 /// The request has a row, and the tree's KV up to where its match ends.
 void SglangPolicy::begin_at(RadixRequest& request, const RadixTree::Match& match) {
   const bool hit = match.end != RadixTree::kRoot;
   request.locked = hit ? match.end : NodeIndex::none();
   request.branch = match.branch;
-  // A node of the host is no place to go on from.
-  request.reached = host_ ? match.end : match.reached;
+  // A node of the host is no place to go on from, nor one without a window.
+  request.reached = host_ || windows_ ? match.end : match.reached;
   request.reached_serial = tree_.node(request.reached).serial;
-  request.owned = request.computed = request.allocated = match.prefix;
+  request.owned = request.computed = request.allocated = request.window.begin = match.prefix;
   request.row = free_rows_.back();
   free_rows_.pop_back();
   request.kv.clear();
@@ -371,6 +392,7 @@ void SglangPolicy::receive(RadixRequest& request, std::uint32_t size) {
 /// Computes tokens[computed, stop). Different kernels move the two parts of the state.
 void SglangPolicy::run(RadixRequest& request, std::uint32_t stop, Forward forward) {
   if (options_.ring != 0 && forward == Forward::decode) return run_with_ring(request, stop);
+  forward_window(request, stop);
   ForwardRow row{.request = request.id,
                  .tokens = request.known,
                  .begin = request.computed,
@@ -402,6 +424,8 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   if (operation.async && request.in_flight_count == request.in_flight.size())
     return fail("extend: two results are out already, and a server runs one step ahead");
   const std::uint32_t drafts = operation.drafts.size();
+  if (const Result<void> fits = check_windows(operation); !fits)
+    return tl::unexpected(fits.error());
   if (const Result<void> tree = check_tree(operation); !tree) return tl::unexpected(tree.error());
   if (operation.async && drafts != 0)
     return fail("extend: a verification's result decides what comes next, so it is not async");
@@ -416,13 +440,12 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
                                                                 : Forward::decode;
   const std::int64_t end = request.computed + operation.n;
   const std::int64_t needed = page_ceiling(end) - request.allocated;
+  const bool by_step = windows_ && forward == Forward::decode;
+  if (by_step && operation.n == 1) slide_for_decoding(request);
   RadixTree::Evicted evicted;
   make_room_for_kv(kv_demand(request, operation.n, forward), evicted);
-  if (needed > kv_.free_count()) return Reply::refusal(Refusal::no_kv);
-  if (needed > 0) {
-    kv_.allocate(static_cast<std::uint32_t>(needed), request.kv, request.kv_tail);
-    request.allocated += static_cast<std::uint32_t>(needed);
-  }
+  const bool fits = by_step && operation.n > 1 ? has_room(needed) : allocate_kv(request, needed);
+  if (!fits) return Reply::refusal(Refusal::no_kv);
   await_loads(request);
   request.known.append(operation.tokens);
   const auto stop = static_cast<std::uint32_t>(end);
@@ -430,8 +453,12 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
     if (request.in_flight_count == 0) request.in_flight_begin = request.computed;
     request.in_flight[request.in_flight_count++] = stop;
   }
-  if (drafts == 0) {
+  if (by_step) {
+    decode_with_windows(request, stop, operation.async, evicted);
+    batch_tokens_ += static_cast<std::uint32_t>(operation.n);
+  } else if (drafts == 0) {
     run(request, stop, forward);
+    request.window.prefilled = stop;
     if (!operation.async) results_came(request);
     batch_tokens_ += static_cast<std::uint32_t>(operation.n);
   } else {
@@ -471,8 +498,16 @@ RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t siz
   if (reached.alive && reached.serial == request.reached_serial &&
       reached.depth() > request.owned && reached.depth() <= size)
     from = request.reached;
-  const RadixTree::Inserted done = tree_.insert(request.known, size, request.salt, request.kv, 0,
-                                                state, request.owned, from, request.inserted);
+  const RadixTree::Inserted done =
+      tree_.insert(request.known, size, request.salt, request.kv, 0, state, request.owned, from,
+                   request.inserted, windows_ ? &request.window : nullptr);
+  if (windows_ && size > request.window.begin) {  // what was before is the tree's, or free
+    KvRuns rest;
+    append_slice(rest, request.window.slots, size - request.window.begin,
+                 request.allocated - request.window.begin);
+    request.window.slots.swap(rest);
+    request.window.begin = size;
+  }
   request.inserted = std::max(request.inserted, size);
   if (done.duplicates != 0) {
     scratch_.clear();
@@ -482,7 +517,8 @@ RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t siz
     request.kv.swap(scratch_);
   }
   request.owned = std::max(size, rules_.floors_finished_key ? request.owned : 0);
-  if (!has_states_ && rules_.splits_at_prompt) split_at_prompt(request, size, done.end);
+  if (!has_states_ && !windows_ && rules_.splits_at_prompt)
+    split_at_prompt(request, size, done.end);
   return done;
 }
 
@@ -501,6 +537,10 @@ void SglangPolicy::move_lock(RadixRequest& request, NodeIndex node) {
   const bool state_locked = !options_.skip_decode_lock;
   const bool was_locked = request.state_locked || rules_.unlocks_skipped_locks;
   tree_.move_lock(request.locked, was_locked, node, state_locked);
+  if (!request.window.is_released) tree_.unlock_window(request.locked, request.window.lock_begin);
+  request.window.lock_begin = tree_.lock_window(node);
+  request.window.is_released = false;
+  request.window.decoded = 0;
   request.state_locked = state_locked;
   request.locked = node;
 }
@@ -534,8 +574,16 @@ Reply SglangPolicy::store_unfinished(RadixRequest& request, std::uint32_t up_to)
   }
   if (size == 0 || size < request.owned) return stored_reply(request, true);
   if (!has_states_) {
-    const RadixTree::Inserted done = store(request, size, StateSlot::none());
+    const bool is_cut = is_cut_at_branch(request, up_to);
+    const std::uint32_t kept = is_cut ? request.branch : up_to;
+    slide(request, std::int64_t{kept} - 1, 1);
+    const RadixTree::Inserted done = store(request, whole_pages(kept), StateSlot::none());
     move_lock(request, done.end);
+    if (is_cut) {
+      LOCKSTEP_MARK("window.cut_at_branch");
+      request.branch = 0;
+      slide(request, std::int64_t{up_to} - 1, 1);
+    }
     return stored_reply(request, done.exist);
   }
   RadixTree::Evicted unreported;
@@ -555,6 +603,7 @@ Reply SglangPolicy::store_unfinished(RadixRequest& request, std::uint32_t up_to)
   } else if (rules_.checkpoint_copy != CheckpointCopy::none) {
     layers_.copy_state(slot_of(request), donated);
   }
+  slide(request, std::int64_t{size} - 1, 1);
   const RadixTree::Inserted done = store(request, size, donated);
   if (rules_.matches_after_checkpoint) tree_.refresh_path(done.end);
   move_lock(request, done.end);
@@ -592,6 +641,7 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
 
 bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
   std::uint32_t size = whole_pages(give_back_pending(request, kept));
+  if (is_cut_at_branch(request, kept)) size = request.branch;
   if (rules_.finished_key_one_short && size > request.owned) --size;
   if (rules_.floors_finished_key) size -= size % 64;
   bool exist = true;
@@ -649,6 +699,7 @@ void SglangPolicy::remove(RadixRequest& request) {
   if (request.live.exists()) states_.release(request.live);
   for (const StateSlot slot : request.tracking.slots)
     if (slot.exists() && rules_.frees_tracking_slots) states_.release(slot);
+  free_window(request);
   free_kv_from(request, request.owned);
   tree_.unlock(request.locked, request.state_locked || rules_.unlocks_skipped_locks);
   free_rows_.push_back(request.row);
@@ -695,9 +746,9 @@ void SglangPolicy::pad_to(std::size_t rows, const std::vector<Name>& ids) {
                        static_cast<std::uint32_t>(options_.ring);
 }
 
-Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states) {
+Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states, std::int64_t window) {
   RadixTree::Evicted evicted =
-      tree_.evict(kv, has_states_ && !rules_.evicts_separately ? states : 0);
+      tree_.evict(kv, has_states_ && !rules_.evicts_separately ? states : 0, window);
   if (rules_.evicts_separately) {
     const RadixTree::Evicted of_states = tree_.evict(0, states);
     evicted = {evicted.kv + of_states.kv, evicted.states + of_states.states};
@@ -719,6 +770,9 @@ Result<Reply> SglangPolicy::make_room(const Operation& operation) {
 
 Reply SglangPolicy::check() const {
   Reply reply;
+  if (windows_)
+    reply.set(ReplyField::window_free, windows_->pool.free_count())
+        .set(ReplyField::window_locked, windows_->locked);
   if (host_)
     reply.set(ReplyField::host_kv_free, host_->kv.free_count())
         .set(ReplyField::host_states_free, host_->states.free_count());
@@ -782,22 +836,29 @@ Result<void> check_host(const Config& config) {
     return fail("field host_states: a host tier has room for KV and for states");
   if (options.disk && options.host_kv == 0)
     return fail("field disk: a storage stands behind a host tier, which host_kv= gives");
-  return {};
+  return check_window_fields(config);
+}
+
+PolicyEntry::SlotCounts slots_of_radix(const Config& config) {
+  return {0, config.kv_tokens + config.page + window_slots(config)};
 }
 
 PolicyEntry::SlotCounts slots_with_host(const Config& config) {
   const SglangOptions options = SglangOptions::of(config);
   const StorageTier::Room storage = storage_room(config);
   return {config.state_slots + options.host_states + storage.states,
-          config.kv_tokens + config.page + options.host_kv + storage.kv};
+          config.kv_tokens + config.page + window_slots(config) + options.host_kv + storage.kv};
 }
 
 const Registration<PolicyEntry> kRadix{
     {.name = "radix",
      .summary = "SGLang 0.5.23's radix cache for attention alone",
      .has_states = false,
-     .config_fields = {"page", "strip_thinking", "overlap"},
+     .config_fields = {"page", "strip_thinking", "overlap", "window", "window_kv",
+                       "window_interval", "window_release"},
      .make = make_radix,
+     .check = check_window_fields,
+     .slots = slots_of_radix,
      .capabilities = kSglangCapabilities,
      .tells_forwards = true}};
 const Registration<PolicyEntry> kNoBuffer{
@@ -806,7 +867,8 @@ const Registration<PolicyEntry> kNoBuffer{
      .has_states = true,
      .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap", "replay_ring",
                        "track_interval", "host_kv", "host_states", "write_policy", "disk",
-                       "prefetch_policy", "prefetch_least"},
+                       "prefetch_policy", "prefetch_least", "window", "window_kv",
+                       "window_interval", "window_release"},
      .make = make_no_buffer,
      .check = check_host,
      .slots = slots_with_host,

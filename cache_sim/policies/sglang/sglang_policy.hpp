@@ -55,8 +55,9 @@ struct RadixRequest {
   StateSlot live;              ///< the running state
   Tracking tracking;           ///< extra buffer alone
   std::uint32_t inserted = 0;  ///< tokens that its checkpoints have inserted
-  std::uint64_t awaits = 0;    ///< the newest load that its next forward reads from; 0: none
-  StateSlot source;            ///< the state to copy into the live slot when that has landed
+  RequestWindow window;
+  std::uint64_t awaits = 0;  ///< the newest load that its next forward reads from; 0: none
+  StateSlot source;          ///< the state to copy into the live slot when that has landed
   RequestRow row;
   KvRuns kv;  ///< one slot per token of [0, allocated)
   KvTail kv_tail;
@@ -95,6 +96,7 @@ struct HeldSlot {
 struct HeldLock {
   Name name;
   NodeIndex node;
+  std::uint32_t window_begin = 0;  ///< the first token of its prefix whose window it holds
 };
 
 /// The capabilities of all of SGLang's policies.
@@ -120,7 +122,8 @@ class SglangPolicy : public Subject {
   const std::vector<HeldLock>& held_locks() const { return held_locks_; }
   const std::vector<RequestRow>& free_rows() const { return free_rows_; }
   std::size_t free_place_count() const { return free_places_.size(); }
-  const HostTier* host() const { return host_.get(); }  ///< null: there is none
+  const HostTier* host() const { return host_.get(); }            ///< null: there is none
+  const RadixWindows* windows() const { return windows_.get(); }  ///< null: there are none
   const std::map<std::uint32_t, WaitingRequest>& waiting() const { return waiting_; }
   bool has_states() const { return has_states_; }
   bool strips_thinking() const { return options_.strip_thinking; }
@@ -149,6 +152,7 @@ class SglangPolicy : public Subject {
   /// The results of everything up to request.committed() are there.
   virtual void results_came(RadixRequest& /*request*/) {}
 
+  void slide(RadixRequest& request, std::int64_t last, std::int64_t interval);
   bool make_room_for_states(std::int64_t count, RadixTree::Evicted& evicted);
   RadixTree::Inserted store(RadixRequest& request, std::uint32_t size, StateSlot state);
   void move_lock(RadixRequest& request, NodeIndex node);
@@ -167,6 +171,7 @@ class SglangPolicy : public Subject {
   KvPool kv_;
   StatePool states_;
   const std::unique_ptr<HostTier> host_;
+  const std::unique_ptr<RadixWindows> windows_;
   RadixTree tree_;
   std::uint32_t batch_tokens_ = 0;  ///< of extends that wait for their `step`
   std::vector<StateTake> takes_;    ///< of the row that is about to be told
@@ -182,7 +187,7 @@ class SglangPolicy : public Subject {
   Result<Reply> release(const Operation& operation);  // abort, preempt
   Result<Reply> step(const Operation& operation);
   void pad_to(std::size_t rows, const std::vector<Name>& ids);
-  Reply evict(std::int64_t kv, std::int64_t states);
+  Reply evict(std::int64_t kv, std::int64_t states, std::int64_t window = 0);
   Result<Reply> evict(const Operation& operation);
   Reply flush();
   Result<Reply> land(const Operation& operation);
@@ -225,6 +230,19 @@ class SglangPolicy : public Subject {
   HeldSlot* find_slot(Name name);
   bool make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted);
   std::int64_t kv_demand(const RadixRequest& request, std::int64_t n, Forward forward) const;
+  // Sliding windows, sglang_windows.cpp.
+  Result<void> check_windows(const Operation& operation) const;
+  void slide_for_decoding(RadixRequest& request);
+  void release_early(RadixRequest& request);
+  void decode_with_windows(RadixRequest& request, std::uint32_t stop, bool async,
+                           RadixTree::Evicted& evicted);
+  bool has_room(std::int64_t size) const;
+  void forward_window(const RadixRequest& request, std::uint32_t stop);
+  void read_window(const RadixRequest& request);
+  void write_window(const RadixRequest& request, std::uint32_t stop);
+  bool is_cut_at_branch(const RadixRequest& request, std::uint32_t size) const;
+  void free_window(RadixRequest& request);
+  bool allocate_kv(RadixRequest& request, std::int64_t needed);
   void split_at_prompt(const RadixRequest& request, std::uint32_t size, NodeIndex end);
   RadixRequest request_of(const Operation& admission);
   std::uint32_t match_limit(std::uint32_t size) const;
@@ -236,6 +254,7 @@ class SglangPolicy : public Subject {
   void await_loads(RadixRequest& request);
   void begin_at(RadixRequest& request, const RadixTree::Match& match);
   LayerState::Lengths lengths_of(const RadixRequest& request) const;
+  Reply admitted(const RadixRequest& request) const;
   bool take_slots(RadixRequest& request, RadixTree::Evicted& evicted);
   void receive(RadixRequest& request, std::uint32_t size);
   void enter(RadixRequest&& request);
@@ -270,5 +289,10 @@ class SglangPolicy : public Subject {
   std::map<std::uint32_t, WaitingRequest> waiting_;  // by the index of its name
   std::uint64_t asked_ = 0;                          // requests that a storage was asked for
 };
+
+/// Whether the fields of windows fit each other and the others.
+Result<void> check_window_fields(const Config& config);
+/// Slots of the windows, beside those of full attention.
+std::int64_t window_slots(const Config& config);
 
 }  // namespace lockstep::cache_sim

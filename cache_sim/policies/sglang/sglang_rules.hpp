@@ -157,6 +157,18 @@ struct SglangRules {
   bool prefetches_return_quota = true;
   bool passing_over_drops_copy = true;  ///< of the state that a match found, until the next match
 
+  // Sliding windows.
+  bool tombstones_break_windows = true;  ///< a match needs a whole window after one
+  bool split_copies_window_lock = true;
+  bool window_lock_covers = true;  ///< all nodes of the window, not its last one alone
+  bool locks_keep_windows = true;
+  bool windows_take_states = true;     ///< the state of a node goes with its window
+  bool refill_keeps_locked_kv = true;  ///< of a tombstone that gets a request's window
+  bool slides_whole_reach = true;      ///< the token that is computed next sees what is kept
+  bool sliding_forgets = true;         ///< slots that were given back are not inserted
+  bool early_release_frees = false;    ///< the window of the prefix, whoever else has locked it
+  bool branch_cuts_insert = true;      ///< what has KV without a window is stored up to there
+
   // The extra buffer's tracking slots.
   TrackedAt tracked_at = TrackedAt::position;
   bool tracks_conv_at_chunk_end = false;

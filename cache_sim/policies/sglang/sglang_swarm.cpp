@@ -20,8 +20,32 @@ void configure(SwarmDraw& part) {
   fields.optional("path_cap", draw.chance(1, 6) ? draw.between(0, 3) : -1);
   Draw ring = part.draw.stream("sglang ring");
   if (const std::int64_t size = ring.chance(1, 3) ? ring.between(1, 8) : 0;
-      keeps_rings(part.swarm.config))
+      keeps_rings(part.swarm.config) && part.swarm.config.number("window") == 0)
     fields.optional("replay_ring", size);
+}
+
+/// Draws windows, for single operations: speculation, transfers, tiers and rings do without them.
+void draw_windows(SwarmDraw& part) {
+  Config& config = part.swarm.config;
+  Draw draw = part.draw.stream("sglang windows");
+  const bool tracks = part.fields.has("lazy");
+  const bool draws = draw.chance(1, 4) && config.number("replay_ring") == 0 &&
+                     config.number("host_kv") == 0 && config.text(kFidelityField) == "label" &&
+                     (!tracks || part.fields.free("overlap"));
+  // A window shorter than a page, shorter than most edges, or longer than most prompts.
+  const std::int64_t most = draw.chance(1, 3) ? 24 : 6;
+  const std::int64_t window = draw.between(2, most * part.scale);
+  part.fields.optional("window", draws ? window : 0);
+  if (config.number("window") == 0) return;
+  if (tracks) part.fields.optional("overlap", 0);
+  // In half of the draws windows are what is scarce.
+  const std::int64_t kv = config.kv_tokens * draw.between(2, draw.chance(1, 2) ? 4 : 8) / 8;
+  part.fields.optional("window_kv", std::max(config.page, kv / config.page * config.page));
+  part.fields.optional("window_interval", draw.between(1, 8));
+  part.fields.optional("window_release", draw.chance(1, 2) ? 1 : 0);
+  part.swarm.scheduled = false;
+  part.swarm.config.ranks = 1;
+  part.swarm.config.routing.clear();
 }
 
 /// Sometimes single operations have a storage behind the host.
@@ -45,7 +69,7 @@ void draw_storage(SwarmDraw& part) {
 
 /// Draws a host tier.
 void draw_host(SwarmDraw& part) {
-  if (!part.accepted.can(Capability::tiers)) return;
+  if (!part.accepted.can(Capability::tiers) || part.swarm.config.number("window") != 0) return;
   Draw draw = part.draw.stream("sglang host");
   const bool tiered = draw.chance(1, 2) || has_disk(part.swarm.config);
   const std::int64_t kv = draw.between(4, 100) * part.scale;
@@ -64,6 +88,8 @@ void draw_host(SwarmDraw& part) {
 }
 
 void rate(SwarmDraw& part) {
+  if (part.swarm.config.number("window") != 0)
+    part.swarm.drafts = part.swarm.trees = part.swarm.sent = 0;
   if (part.accepted.can(Capability::tiers) && part.swarm.config.number("host_kv") != 0)
     part.swarm.copies = static_cast<int>(part.draw.stream("sglang copies").between(1, 12));
   part.swarm.has_disk = part.swarm.prefetches =
@@ -77,6 +103,7 @@ void rate(SwarmDraw& part) {
 /// not know them.
 void schedule(SwarmDraw& part) {
   Draw draw = part.draw.stream("sglang scheduler");
+  draw_windows(part);
   draw_host(part);
   if (part.accepted.has_child) return;
   part.swarm.rooms = draw.chance(1, 4);

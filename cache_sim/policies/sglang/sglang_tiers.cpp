@@ -74,7 +74,7 @@ Result<Reply> SglangPolicy::evict(const Operation& operation) {
 
 /// With a host tier, waits for all copies, and evicts what is on the host too.
 Reply SglangPolicy::flush() {
-  if (!host_) return evict(kEverything, kEverything);
+  if (!host_) return evict(kEverything, kEverything, kEverything);
   drain();
   const Reply reply = evict(kEverything, kEverything);
   // A leaf of the device stays while the storage is written from below it.

@@ -29,6 +29,8 @@ Result<Reply> SglangPolicy::match(const Operation& operation) {
     reply.set(ReplyField::state, length).set(ReplyField::branch, found.branch);
     if (host_)
       reply.set(ReplyField::host, found.on_host.exists() ? found.host_prefix - found.prefix : 0);
+  } else if (windows_) {
+    reply.set(ReplyField::cached, found.prefix).set(ReplyField::branch, found.branch);
   }
   return reply;
 }
@@ -53,9 +55,14 @@ Result<Reply> SglangPolicy::insert(const Operation& operation) {
     row.push_back(kv_.allocate(size - first));
     layers_.receive_kv(row.front().slots(), operation.tokens, first);
   }
-  const RadixTree::Inserted done =
-      tree_.insert(operation.tokens, size, operation.salt, row, first,
-                   has_states_ ? held->slot : StateSlot::none(), first, RadixTree::kRoot);
+  RequestWindow window{.begin = static_cast<std::uint32_t>(page_ceiling(first))};
+  if (windows_ && size > window.begin) {
+    window.slots.push_back(windows_->pool.allocate(size - window.begin));
+    layers_.receive_kv(window.slots.front().slots(), operation.tokens, window.begin);
+  }
+  const RadixTree::Inserted done = tree_.insert(operation.tokens, size, operation.salt, row, first,
+                                                has_states_ ? held->slot : StateSlot::none(), first,
+                                                RadixTree::kRoot, 0, &window);
   if (has_states_ && !done.exist)
     held_slots_.erase(held_slots_.begin() + (held - held_slots_.data()));
   return Reply{}.set(ReplyField::exist, done.exist).set(ReplyField::freed_kv, done.duplicates);
@@ -69,7 +76,7 @@ Result<Reply> SglangPolicy::lock(const Operation& operation) {
   if (!node.exists() || node == RadixTree::kRoot)
     return fail("lock: no node of the tree ends at these tokens");
   tree_.lock(node);
-  held_locks_.push_back({operation.as, node});
+  held_locks_.push_back({operation.as, node, tree_.lock_window(node)});
   return Reply{};
 }
 
@@ -78,6 +85,7 @@ Result<Reply> SglangPolicy::unlock(const Operation& operation) {
                                  [&](const HeldLock& lock) { return lock.name == operation.lock; });
   if (held == held_locks_.end()) return unknown(operation, "lock", operation.lock);
   tree_.unlock(held->node);
+  tree_.unlock_window(held->node, held->window_begin);
   held_locks_.erase(held);
   return Reply{};
 }

@@ -88,6 +88,7 @@ class Admitted(Reply):
     junction: int | None = None
     kv: int | None = None
     host: int | None = None
+    cached: int | None = None
     state_tokens: Sequence[int] | None = None
     conv_tokens: Sequence[int] | None = None
     cached_tokens: Sequence[int] | None = None
@@ -130,6 +131,7 @@ class Counted(Reply):
 
     contents: a digest of all that the cache holds, for policies that define one (vllm-align).
     host_kv_free, host_states_free: of the host tier.
+    window_free, window_locked: KV tokens of layers with a sliding window.
     """
 
     kv_free: int | None = None
@@ -139,6 +141,8 @@ class Counted(Reply):
     contents: int | None = None
     host_kv_free: int | None = None
     host_states_free: int | None = None
+    window_free: int | None = None
+    window_locked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,7 @@ class Matched(Reply):
     """kv: matched tokens. state: length of the offered state, 0 for none. branch: tokens up to where a branch leaves.
 
     host: tokens beyond `state` up to the deepest state that the host tier alone has.
+    cached: tokens that a request could use, where a cache without states has sliding windows.
     """
 
     kv: int
@@ -209,6 +214,10 @@ class Config:
     write_policy: str = "write_through"  # or write_through_selective, write_back: when the host tier gets its copies
     prefetch_policy: str = "timeout"  # or best_effort, wait_complete: whether a request waits for the disk behind it
     prefetch_least: int = 256  # tokens for which a prefetch from there is made
+    window: int = 0  # tokens that a token sees in layers with a sliding window; 0: there are none
+    window_kv: int = 0  # KV tokens of these layers; 0: kv_tokens
+    window_interval: int = 128  # tokens that a window leaves behind before they are given back
+    window_release: int = 0  # 1: decoding gives up the lock on the window of its prefix
     blocks: int = 4096
     block: int = 256
     hash_block: int = 256

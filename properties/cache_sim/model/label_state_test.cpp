@@ -353,6 +353,29 @@ TEST_F(LabelStates, kvSlotsHoldTheDigestsOfTheirPrefixes) {
   EXPECT_FALSE(labels_.kv_exists(20));
 }
 
+// A layer with a sliding window reads some of a prefix's KV: slots that are free, those of another
+// prefix and the slot of padding are found.
+TEST_F(LabelStates, kvThatIsReadStandsForItsPrefix) {
+  const std::uint32_t slots[] = {7, 5, 9};
+  const KvSlots all(slots);
+  const Tokens text = tokens("a3");
+  labels_.allocate_kv(all);
+  labels_.write_kv(all, text, 0);
+  labels_.read_kv(all, text, 0);
+  labels_.read_kv(all.subspan(1), text, 1);
+  EXPECT_EQ(found(), "");
+  labels_.read_kv(all.first(2), text, 1);
+  EXPECT_EQ(found(), "wrong-state-prefix");
+  labels_.read_kv(all, tokens("a2+b1"), 0);
+  EXPECT_EQ(found(), "wrong-state-prefix");
+  labels_.free_kv(all.subspan(1, 1));
+  labels_.read_kv(all, text, 0);
+  EXPECT_EQ(found(), "freed-slot-in-use");
+  const std::uint32_t padding[] = {0};
+  labels_.read_kv(padding, text, 0);
+  EXPECT_EQ(found(), "freed-slot-in-use");
+}
+
 KvRun run_of(std::vector<std::uint32_t> slots) {
   auto array = std::make_shared<std::uint32_t[]>(slots.size());
   std::copy(slots.begin(), slots.end(), array.get());

@@ -220,6 +220,35 @@ TEST(SglangOracle, decidesOnTheWorkloadAsSglangDid) {
   }
 }
 
+// The digests are of SGLang's own classes with windows of 129 tokens in a pool of 32,768, which
+// answered these operations as the policies do (window_release=1).
+TEST(SglangW1, windowsAreDecidedAboutAsSglangDoes) {
+  struct Recorded {
+    const char* policy;
+    const char* digest;
+    std::int64_t hit_tokens;
+  };
+  for (const auto& [policy, digest, hit_tokens] :
+       {Recorded{"radix", "68333bcbf66f460c", 2'117'670},
+        Recorded{"sglang-no-buffer", "2df3542071aca17c", 1'765'138},
+        Recorded{"sglang-extra-buffer", "65c8afbccdb7bda5", 2'168'704}}) {
+    Config config;
+    ASSERT_TRUE(config.set_all("window=129,window_kv=32768,window_release=1"));
+    const std::unique_ptr<Subject> subject = make_policy(policy, config);
+    Reply reply;
+    const cache_sim::DrivenOutcome outcome =
+        cache_sim::drive(default_workload(), [&](const Operation& operation) -> const Reply* {
+          const Result<Reply> answer = subject->apply(operation);
+          if (!answer) return nullptr;
+          reply = *answer;
+          return &reply;
+        });
+    EXPECT_TRUE(outcome.complete) << policy;
+    EXPECT_EQ(fmt::format("{:016x}", outcome.decision_digest), digest) << policy;
+    EXPECT_EQ(outcome.hit_tokens, hit_tokens) << policy;
+  }
+}
+
 TEST(SglangW1, theDriverStopsAtARefusalButGoesOnWithoutACheckpoint) {
   const Reply cached = Reply().set(ReplyField::cached, 0);
   const auto drive_refusing = [&](Verb verb) {

@@ -188,6 +188,7 @@ void RadixAuditor::after(const Operation& operation, const Reply& reply, Finding
   for (const Touched& touched : touched_) check_node(touched.node);
   check_totals();
   if (policy_.host() != nullptr) check_host();
+  if (policy_.windows() != nullptr) check_windows();
 }
 
 void RadixAuditor::collect_touched() {
@@ -305,6 +306,7 @@ void RadixAuditor::take_over(const Touched& touched) {
   mine.edge_size = now.edge_size();
   if (const HostTier* const host = policy_.host(); host != nullptr)
     mine.has_host_state = host->nodes[node.value].state.exists();
+  if (policy_.windows() != nullptr) mine.has_window = policy_.tree().has_window(node);
   if (born || touched.kv) {
     mine.kv = now.kv;
     if (!touched.kept_kv) {
@@ -362,8 +364,15 @@ void RadixAuditor::count_locks(NodeIndex end, bool with_state, int by) {
 }
 
 /// A lazy request that stores a tracked state and finds no slot free gives up its lock on the state
-/// that it started from, before anything is evicted.
+/// that it started from, before anything is evicted. So does one that decodes beyond the window of
+/// its prefix.
 NodeIndex RadixAuditor::given_up_state(const Operation& operation) const {
+  if (operation.verb == Verb::extend && policy_.windows() != nullptr && has_states_)
+    for (const RadixRequest& now : policy_.requests())
+      for (const RequestRecord& before : requests_)
+        if (now.id == operation.id && before.id == operation.id && now.window.is_released &&
+            before.state_locked)
+          return before.locked;
   if (operation.verb != Verb::checkpoint || !policy_.options().lazy ||
       owned_states_ != policy_.state_pool().slot_count())
     return NodeIndex::none();

@@ -40,6 +40,7 @@ class RadixAuditor final : public Auditor {
     std::uint32_t state_locks = 0;
     StateSlot state;
     bool has_host_state = false;
+    bool has_window = true;  ///< also where there are no windows
     std::uint64_t last_use = 0;
     KvRuns kv;  // none where the node is on the host alone
     std::uint32_t device_size() const { return kv.empty() ? 0 : edge_size; }
@@ -107,6 +108,7 @@ class RadixAuditor final : public Auditor {
   std::uint32_t stored_size(const Operation& operation, const Reply& reply,
                             const RequestRecord& request) const;
   NodeIndex node_at(const Tokens& tokens, std::uint32_t size, Name salt) const;
+  bool window_ends_at(const NodeRecord& node) const;
   std::uint32_t longest_state(const Tokens& tokens, std::uint32_t limit, Name salt) const;
 
   void own_kv(const KvRuns& runs, Owner owner);
@@ -139,6 +141,13 @@ class RadixAuditor final : public Auditor {
   void note_waiting(const Operation& operation, const Reply& reply);
   std::uint32_t longest_fetched(const Operation& admission) const;
   void own_staged(std::vector<char>& kv_seen, std::vector<char>& states_seen);
+
+  void check_windows();
+  void check_window_node(NodeIndex node);
+  void check_window_of(const RadixRequest& request);
+  void count_window_locks(NodeIndex end, std::uint32_t begin, const std::string& by);
+  void own_window(std::uint32_t slot, const Tokens& tokens, std::uint32_t at,
+                  const std::string& owner);
 
   void recount_nodes();
   void recount_locks();
@@ -191,6 +200,9 @@ class RadixAuditor final : public Auditor {
   std::map<std::uint32_t, Asked> asked_;  // by the index of its name
   KvRuns scratch_;
   std::vector<std::uint64_t> fingerprints_;
+  std::vector<char> window_seen_;             // owners, by slot of the windows
+  std::vector<std::uint32_t> window_locks_;   // by node
+  std::vector<std::uint64_t> window_before_;  // by node: its serial, where its window was locked
 };
 
 }  // namespace lockstep::cache_sim

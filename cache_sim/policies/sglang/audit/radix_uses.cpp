@@ -162,12 +162,25 @@ void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
   }
 }
 
+/// Whether the window before the node's end is there, or all windows of its path are.
+bool RadixAuditor::window_ends_at(const NodeRecord& node) const {
+  if (policy_.windows() == nullptr) return true;
+  const NodeRecord* at = &node;
+  for (std::uint32_t covered = 0; covered < policy_.windows()->reach;) {
+    if (!at->has_window) return false;
+    covered += at->edge_size;
+    if (at->parent == kRoot || !at->parent.exists()) return true;
+    at = &nodes_[at->parent.value];
+  }
+  return true;
+}
+
 std::uint32_t RadixAuditor::longest_state(const Tokens& tokens, std::uint32_t limit,
                                           Name salt) const {
   std::uint32_t longest = 0;
   for (const NodeRecord& node : nodes_)
     if (node.exists() && (node.state.exists() || node.has_host_state) && node.salt == salt &&
-        node.label.size <= limit && node.label.size > longest &&
+        window_ends_at(node) && node.label.size <= limit && node.label.size > longest &&
         tokens.digest(node.label.size) == node.label.digest)
       longest = node.label.size;
   return longest;
