@@ -39,7 +39,9 @@ SglangOptions SglangOptions::of(const Config& config) {
           .write_policy = write_policy_of(config).value_or(WritePolicy::through),
           .disk = has_disk(config),
           .prefetch_policy = prefetch_policy_of(config).value_or(PrefetchPolicy::timeout),
-          .prefetch_least = config.number("prefetch_least")};
+          .prefetch_least = config.number("prefetch_least"),
+          .storage_ranks = config.number("storage_ranks"),
+          .index_keys = config.number("index_keys") != 0};
 }
 
 namespace {
@@ -59,6 +61,10 @@ const Registration<ConfigOption> kPrefetchPolicy{
     {.name = "prefetch_policy", .otherwise = kPrefetchPolicies[0]}};
 const Registration<ConfigOption> kPrefetchLeast{
     {.name = "prefetch_least", .otherwise = "256", .number = {{1, std::int64_t{1} << 30}}}};
+const Registration<ConfigOption> kStorageRanks{
+    {.name = "storage_ranks", .otherwise = "1", .number = {{1, 8}}}};
+const Registration<ConfigOption> kIndexKeys{
+    {.name = "index_keys", .otherwise = "0", .number = {{0, 1}}}};
 const Registration<ConfigOption> kReplayRing{
     {.name = "replay_ring", .otherwise = "0", .number = {{0, 1024}}}};
 

@@ -42,6 +42,8 @@ struct SglangOptions {
   bool disk;  ///< there is a storage behind the host
   PrefetchPolicy prefetch_policy;
   std::int64_t prefetch_least;  ///< tokens for which a prefetch is made
+  std::int64_t storage_ranks;   ///< tensor-parallel ranks, each with a storage of its own
+  bool index_keys;              ///< a sparse attention keeps one beside each token's KV
 
   static SglangOptions of(const Config& config);
 };
