@@ -139,6 +139,7 @@ Started start_policy(const std::string& name, const RunOptions& options) {
     seat->labels = std::make_unique<LabelState>(
         slots.states, slots.kv_end,
         LabelState::Strides{options.config.kv_stride, options.config.state_stride});
+    if (slots.index_keys) seat->labels->keep_index_keys();
     subject.layers = seat->labels.get();
     seat->numbers = numbered_pools(*entry, options.config, *seat->labels, slots);
     if (seat->numbers) subject.layers = seat->numbers.get();

@@ -326,6 +326,8 @@ void LabelState::write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t beg
       report_kv(FindingKind::freed_slot_in_use, slots[i], "written");
     kv_fingerprint_[slots[i]] = fingerprints_[i];
   }
+  if (!index_keys_) return;
+  for (std::size_t i = 0; i < slots.size(); ++i) (*index_keys_)[slots[i]] = fingerprints_[i];
 }
 
 void LabelState::read_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) {
@@ -364,46 +366,179 @@ void LabelState::copy_kv(KvSlots sources, KvSlots targets) {
     if (kv_use_[sources[i]] & kAwaited)
       return report_copy(fmt::format("KV slot {}", sources[i]), kAwaited, Access::read, "copied");
     kv_fingerprint_[targets[i]] = kv_fingerprint_[sources[i]];
+    if (index_keys_) (*index_keys_)[targets[i]] = (*index_keys_)[sources[i]];
   }
 }
 
-// --- Copies between tiers ------------------------------------------------------------------------
+// --- Copies between memories ---------------------------------------------------------------------
+
+/// Whether the slot is a target that may be chosen. Of several copies that bring it, the first one
+/// finds a slot in use, the others one that is awaited.
+bool LabelState::begins_to_await(const TierCopy& copy, StateSlot target) {
+  if (copy.slice != 0 && state_exists(target) && in_slices_.contains(target.value)) return false;
+  return usable(target, Access::write, "chosen for a copy");
+}
 
 void LabelState::queue_copy(const TierCopy& copy) {
   ++flying_;
   for (const auto& [source, target] : copy.states) {
-    if (!state_exists(source) || !usable(target, Access::write, "chosen for a copy")) continue;
+    if (!state_exists(source)) continue;
+    const bool is_chosen = begins_to_await(copy, target);
+    if (!is_chosen && (copy.slice == 0 || !state_exists(target))) continue;
     states_[source.value].use = static_cast<Use>(states_[source.value].use + kRead);
+    if (!is_chosen) continue;
     states_[target.value].use |= kAwaited;
     states_[target.value].labels.fill({.digest = 0, .size = kAwaitedSize, .poisoned = true});
+    if (copy.slices > 1)
+      in_slices_[target.value] = {copy.slices,
+                                  {},
+                                  std::vector<Channel>(copy.channels),
+                                  std::vector<std::uint32_t>(copy.channels)};
   }
   for (const KvRun& run : copy.kv_sources)
     for (const std::uint32_t slot : run.slots())
       kv_use_[slot] = static_cast<Use>(kv_use_[slot] + kRead);
   for (const KvRun& run : copy.kv_targets)
     for (const std::uint32_t slot : run.slots()) {
+      if (copy.slice != 0 && kv_in_slices_.contains(slot)) continue;
       if (kv_use_[slot] != kInUse)
         report_kv(FindingKind::freed_slot_in_use, slot, "chosen for a copy");
       kv_use_[slot] |= kAwaited;
       kv_fingerprint_[slot] = 0;
+      if (index_keys_) (*index_keys_)[slot] = 0;
+      if (copy.slices > 1) kv_in_slices_[slot] = {copy.slices, {}};
     }
 }
 
-void LabelState::land_copy(const TierCopy& copy) {
-  --flying_;
-  const auto leave = [](Use& use) {  // a slot that was freed meanwhile was reported then
+/// A slot that was freed meanwhile was reported then.
+void LabelState::release_sources(const TierCopy& copy) {
+  const auto leave = [](Use& use) {
     if (use >= kRead) use = static_cast<Use>(use - kRead);
   };
-  const auto arrive = [](Use& use) { use = static_cast<Use>(use & ~kAwaited); };
-  for (const auto& [source, target] : copy.states) {
+  for (const auto& [source, target] : copy.states)
     if (state_exists(source)) leave(states_[source.value].use);
-    if (state_exists(target)) arrive(states_[target.value].use);
-  }
   for (const KvRun& run : copy.kv_sources)
     for (const std::uint32_t slot : run.slots()) leave(kv_use_[slot]);
+}
+
+namespace {
+
+/// Whether a tensor of keys or values goes to that of another layer, or of the other kind.
+bool mixes_tensors(const TierCopy& copy) {
+  return std::any_of(copy.kv_tensors.begin(), copy.kv_tensors.end(),
+                     [](const auto& pair) { return pair.source != pair.target; });
+}
+
+}  // namespace
+
+void LabelState::land_copy(const TierCopy& copy) {
+  --flying_;
+  release_sources(copy);
+  if (copy.slices > 1) {
+    for (const auto& [source, target] : copy.states) {
+      land_slice(copy, source, target);
+      end_slice(target, copy.slices);
+    }
+    std::vector<std::uint32_t> sources;
+    for (const KvRun& run : copy.kv_sources)
+      sources.insert(sources.end(), run.slots().begin(), run.slots().end());
+    std::size_t at = 0;
+    for (const KvRun& run : copy.kv_targets)
+      for (const std::uint32_t slot : run.slots()) {
+        land_kv_slice(copy, sources[at++], slot);
+        end_kv_slice(slot, copy.slices);
+      }
+    return;
+  }
+  const auto arrive = [](Use& use) { use = static_cast<Use>(use & ~kAwaited); };
+  for (const auto& [source, target] : copy.states)
+    if (state_exists(target)) arrive(states_[target.value].use);
   for (const KvRun& run : copy.kv_targets)
     for (const std::uint32_t slot : run.slots()) arrive(kv_use_[slot]);
   LayerState::land_copy(copy);
+  if (mixes_tensors(copy))
+    for (const KvRun& run : copy.kv_targets)
+      for (const std::uint32_t slot : run.slots()) kv_fingerprint_[slot] = 0;
+  if (copy.index_keys || !index_keys_) return;
+  for (const KvRun& run : copy.kv_targets)
+    for (const std::uint32_t slot : run.slots()) (*index_keys_)[slot] = 0;
+}
+
+void LabelState::fail_copy(const TierCopy& copy) {
+  --flying_;
+  release_sources(copy);
+  const auto arrive = [](Use& use) { use = static_cast<Use>(use & ~kAwaited); };
+  for (const auto& [source, target] : copy.states) {
+    if (!state_exists(target)) continue;
+    if (copy.slices > 1)
+      end_slice(target, copy.slices);
+    else
+      arrive(states_[target.value].use);
+  }
+  for (const KvRun& run : copy.kv_targets)
+    for (const std::uint32_t slot : run.slots()) {
+      if (copy.slices > 1)
+        end_kv_slice(slot, copy.slices);
+      else
+        arrive(kv_use_[slot]);
+    }
+}
+
+void LabelState::abandon_copy(const TierCopy& copy) {
+  release_sources(copy);
+}
+
+/// A slice of the recurrent state and some channels of the conv state, as the source is now.
+void LabelState::land_slice(const TierCopy& copy, StateSlot source, StateSlot target) {
+  const auto found = in_slices_.find(target.value);
+  if (found == in_slices_.end() || !usable(source, Access::read, "copied from")) return;
+  AwaitedState& awaited = found->second;
+  awaited.recurrent.push_back(recurrent(source));
+  for (const TierCopy::Channels& channels : copy.conv)
+    for (std::uint32_t i = 0; i < channels.count; ++i) {
+      if (channels.target + i >= awaited.conv.size()) continue;
+      awaited.conv[channels.target + i] = {conv(source), channels.source + i};
+      ++awaited.landed[channels.target + i];
+    }
+}
+
+void LabelState::land_kv_slice(const TierCopy& copy, std::uint32_t source, std::uint32_t target) {
+  const auto found = kv_in_slices_.find(target);
+  if (found == kv_in_slices_.end()) return;
+  if (kv_use_[source] == 0) return report_kv(FindingKind::freed_slot_in_use, source, "copied");
+  if (kv_use_[source] & kAwaited)
+    return report_copy(fmt::format("KV slot {}", source), kAwaited, Access::read, "copied");
+  found->second.landed.push_back(mixes_tensors(copy) ? 0 : kv_fingerprint_[source]);
+}
+
+/// With the last slice the state is there. It stands for a prefix where all slices do, and each
+/// channel is in its place.
+void LabelState::end_slice(StateSlot target, std::uint32_t slices) {
+  const auto found = in_slices_.find(target.value);
+  if (found == in_slices_.end() || --found->second.left != 0) return;
+  const AwaitedState awaited = std::move(found->second);
+  in_slices_.erase(found);
+  StateCell& cell = states_[target.value];
+  cell.use = static_cast<Use>(cell.use & ~kAwaited);
+  const std::vector<Label>& recurrent = awaited.recurrent;
+  if (recurrent.size() == slices &&
+      std::equal(recurrent.begin() + 1, recurrent.end(), recurrent.begin()))
+    label_at(target, StatePart::recurrent) = recurrent.front();
+  for (std::uint32_t i = 0; i < awaited.conv.size(); ++i)
+    if (awaited.landed[i] != 1 || awaited.conv[i] != Channel{awaited.conv.front().label, i}) return;
+  if (!awaited.conv.empty()) label_at(target, StatePart::conv) = awaited.conv.front().label;
+}
+
+void LabelState::end_kv_slice(std::uint32_t target, std::uint32_t slices) {
+  const auto found = kv_in_slices_.find(target);
+  if (found == kv_in_slices_.end() || --found->second.left != 0) return;
+  const std::vector<std::uint64_t> landed = std::move(found->second.landed);
+  kv_in_slices_.erase(found);
+  kv_use_[target] = static_cast<Use>(kv_use_[target] & ~kAwaited);
+  const bool is_one =
+      landed.size() == slices && std::equal(landed.begin() + 1, landed.end(), landed.begin());
+  kv_fingerprint_[target] = is_one ? landed.front() : 0;
+  if (index_keys_) (*index_keys_)[target] = kv_fingerprint_[target];
 }
 
 /// A row reads the KV of all tokens before it.
@@ -414,7 +549,25 @@ void LabelState::forward(const ForwardRow& row) {
         if (kv_awaited(slot))
           return report_copy(fmt::format("KV slot {}", slot), kv_use_[slot], Access::read, "read");
     });
+  if (index_keys_) check_index_keys(row);
   LayerState::forward(row);
+}
+
+/// A sparse attention chooses among all tokens before the row by their index keys.
+void LabelState::check_index_keys(const ForwardRow& row) {
+  bool is_told = false;
+  for_slots(row.kv, 0, row.begin, [&](KvSlots slots, std::uint32_t place) {
+    for (std::size_t i = 0; i < slots.size() && !is_told; ++i) {
+      const std::uint32_t slot = slots[i];
+      if (kv_awaited(slot) || (*index_keys_)[slot] == kv_fingerprint_[slot]) continue;
+      is_told = true;
+      report(FindingKind::wrong_state_prefix,
+             fmt::format("the index key of KV slot {} is not that of token {} of {}", slot,
+                         place + i, row.tokens.text(60)),
+             "the index key of the prefix whose KV the slot holds",
+             (*index_keys_)[slot] == 0 ? "none: no copy has brought it" : "another one");
+    }
+  });
 }
 
 LayerState::Lengths LabelState::state_lengths(StateSlot slot, std::int64_t expected) const {

@@ -45,6 +45,9 @@ class LabelState final : public LayerState {
   LabelState(std::int64_t states, std::int64_t kv_end, Strides strides);
   LabelState(std::int64_t states, std::int64_t kv_end) : LabelState(states, kv_end, Strides{}) {}
 
+  /// Each KV slot has an index key from now on, which is written and copied with its KV.
+  void keep_index_keys() { index_keys_.emplace(kv_fingerprint_.size()); }
+
   void allocate_state(StateSlot slot) override;
   void zero_state(StateSlot slot, StatePart part) override;
   void copy_state(StateSlot source, StateSlot target, StatePart part) override;
@@ -74,6 +77,8 @@ class LabelState final : public LayerState {
   void forward(const ForwardRow& row) override;
   void queue_copy(const TierCopy& copy) override;
   void land_copy(const TierCopy& copy) override;
+  void fail_copy(const TierCopy& copy) override;
+  void abandon_copy(const TierCopy& copy) override;
   Lengths state_lengths(StateSlot slot, std::int64_t expected) const override;
 
   bool state_exists(StateSlot slot) const { return slot.value >= 1 && slot.value < states_.size(); }
@@ -107,6 +112,23 @@ class LabelState final : public LayerState {
     std::vector<Label> entries;
     Label conv_before;  ///< the conv part where the first entry was written
   };
+  /// A channel of a conv state: the prefix that it stands for, and the channel that it is.
+  struct Channel {
+    Label label;
+    std::uint32_t number;
+    bool operator==(const Channel&) const = default;
+  };
+  /// A state slot, and a KV slot, that several copies bring slice by slice.
+  struct AwaitedState {
+    std::uint32_t left;                 ///< copies that have not ended
+    std::vector<Label> recurrent;       ///< the slices that have landed
+    std::vector<Channel> conv;          ///< by channel of the slot
+    std::vector<std::uint32_t> landed;  ///< how often each channel was brought
+  };
+  struct AwaitedKv {
+    std::uint32_t left;
+    std::vector<std::uint64_t> landed;  ///< fingerprints of the slices
+  };
   // The use of a slot: free (0) or in use, awaited where a copy in flight writes it, and for each
   // copy in flight that reads it kRead more.
   using Use = std::uint8_t;
@@ -133,6 +155,13 @@ class LabelState final : public LayerState {
   void report_offset(const char* what, std::uint32_t slot, std::int64_t stride);
   [[gnu::cold]] void report_kv(FindingKind kind, std::uint32_t slot, const char* what);
   void report(FindingKind kind, std::string text, std::string expected, std::string actual);
+  bool begins_to_await(const TierCopy& copy, StateSlot target);
+  void land_slice(const TierCopy& copy, StateSlot source, StateSlot target);
+  void land_kv_slice(const TierCopy& copy, std::uint32_t source, std::uint32_t target);
+  void end_slice(StateSlot target, std::uint32_t slices);
+  void end_kv_slice(std::uint32_t target, std::uint32_t slices);
+  void release_sources(const TierCopy& copy);
+  void check_index_keys(const ForwardRow& row);
 
   ZeroedArray<StateCell> states_;
   /// By slot and part: the labels that its last verification has left, one for each token of the
@@ -141,7 +170,11 @@ class LabelState final : public LayerState {
   std::map<std::uint32_t, Ring> rings_;  // by slot
   ZeroedArray<std::uint64_t> kv_fingerprint_;
   ZeroedArray<Use> kv_use_;
-  std::int64_t flying_ = 0;  // copies
+  std::int64_t flying_ = 0;                          // copies
+  std::map<std::uint32_t, AwaitedState> in_slices_;  // by state slot
+  std::map<std::uint32_t, AwaitedKv> kv_in_slices_;  // by KV slot
+  /// Fingerprints of the index keys, where there are any.
+  std::optional<ZeroedArray<std::uint64_t>> index_keys_;
   Strides strides_;
   // Slots after these hold elements from 2^31 on.
   std::uint32_t last_narrow_kv_, last_narrow_state_;

@@ -112,7 +112,11 @@ void KvPool::release_from(KvRuns& runs, std::uint32_t first) {
 }
 
 StatePool::StatePool(std::uint32_t first, std::int64_t slots, LayerState& layers)
-    : first_unused_(first), end_(first + slots), slot_count_(slots), layers_(layers) {}
+    : first_(first),
+      first_unused_(first),
+      end_(first + slots),
+      slot_count_(slots),
+      layers_(layers) {}
 
 StateSlot StatePool::allocate() {
   require(free_count() != 0, "a state slot is free when one is taken");

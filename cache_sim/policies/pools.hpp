@@ -77,6 +77,7 @@ class StatePool {
     return static_cast<std::int64_t>(free_.size()) + unused_count();
   }
   std::int64_t slot_count() const { return slot_count_; }
+  std::uint32_t first_slot() const { return first_; }
   /// The free slots that were used before, in order; those from first_unused() on come before them.
   const std::deque<StateSlot>& free_slots() const { return free_; }
   std::uint32_t first_unused() const { return first_unused_; }
@@ -88,6 +89,7 @@ class StatePool {
 
  private:
   std::deque<StateSlot> free_;
+  std::uint32_t first_;
   std::uint32_t first_unused_;
   std::int64_t end_;
   std::int64_t slot_count_;

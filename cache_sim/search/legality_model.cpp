@@ -82,7 +82,8 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
                          .computed = reply.get(ReplyField::cached),
                          .external = std::max(operation.external, reply.get(ReplyField::host)),
                          .loads = reply.get(ReplyField::host) > 0,
-                         .shortest = operation.tokens.size()});
+                         .shortest = operation.tokens.size(),
+                         .is_on_first = moves_});
     seen_.push_back(operation.tokens);
     const auto row = std::find(rows_.begin(), rows_.end(), Name());
     *(row == rows_.end() ? rows_.insert(row, Name()) : row) = operation.id;
@@ -101,6 +102,7 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
       if (!found->rows.empty()) found->rows.erase(found->rows.begin());
       return;
     case Verb::checkpoint: found->shortest = found->known.size(); return;
+    case Verb::load: found->is_on_first &= reply.get(ReplyField::state) == 0; return;
     case Verb::accept:
       found->shortest = found->known.size() + 1;
       found->known = found->known.followed_by(operation.tokens);

@@ -55,8 +55,9 @@ class LegalityModel {
     std::vector<Row> rows;      ///< rows whose results bring their tokens, the oldest first
     std::int64_t promised = 0;  ///< tokens that these rows bring if all drafts are kept
     std::int64_t shortest = 0;  ///< shortest possible answer: no end was seen within these tokens
+    bool is_on_first = false;   ///< of two servers; that one computes all its tokens but the last
 
-    std::int64_t left() const { return known.size() + promised - computed; }
+    std::int64_t left() const { return known.size() + promised - computed - (is_on_first ? 1 : 0); }
     bool is_result_due() const { return !rows.empty() && rows.front().samples; }
   };
   struct Slot {
@@ -91,6 +92,8 @@ class LegalityModel {
   /// Steps run ahead of their results and verify drafts, so only results tell which tokens were
   /// sampled: rows are asked for without tokens.
   void expect_results_to_tell() { results_tell_ = true; }
+  /// Requests move from one server to another.
+  void expect_moves() { moves_ = true; }
 
   /// Records the effects of an operation that got this reply.
   void follow(const Operation& operation, const Reply& reply);
@@ -140,6 +143,7 @@ class LegalityModel {
   bool is_slot_cache_;
   bool cuts_chunks_ = false;
   bool results_tell_ = false;
+  bool moves_ = false;
   std::vector<Request> requests_;
   std::vector<Slot> slots_;
   std::vector<Captured> captured_;

@@ -37,6 +37,10 @@ LegalityModel model_for(const RunOptions& options) {
       std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
         return policy->capabilities.contains(Capability::slots);
       }));
+  if (std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
+        return policy->capabilities.contains(Capability::disaggregation);
+      }))
+    model.expect_moves();
   if (std::any_of(policies.begin(), policies.end(),
                   [](const PolicyEntry* policy) { return has_blocks(*policy); })) {
     model.expect_cut_chunks();

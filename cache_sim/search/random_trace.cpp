@@ -33,6 +33,8 @@ Operation RandomTrace::admission() {
   admit.id = fresh_name("r");
   admit.salt = some_salt();
   admit.tokens = some_tokens();
+  if (swarm_.moves != 0 && admit.tokens.size() < 2)
+    admit.tokens = admit.tokens.followed_by(fresh_tokens(1));
   const auto& captured = model_.captured();
   if (swarm_.slots != 0 && !captured.empty() && draw_.chance(1, 2)) {
     const LegalityModel::Captured& one = captured[draw_.below(captured.size())];
@@ -147,6 +149,10 @@ Operation RandomTrace::forward(const LegalityModel::Request& request) {
     return operation;
   }
   std::int64_t most = request.left();
+  if (request.is_on_first) {
+    operation.n = draw_.chance(1, 3) ? most : draw_.between(1, most);
+    return operation;
+  }
   const bool overlaps = swarm_.config.overlap != 0;
   if (swarm_.blocks && !overlaps) operation.tokens = next_turn(request);
   // A server that cuts chunks samples only after all chunks are computed. With steps ahead, a row
@@ -340,6 +346,11 @@ Operation RandomTrace::random_request_operation() {
     return random_sequence_operation(request);
   Operation operation;
   operation.id = request.id;
+  if (request.is_on_first &&
+      (request.left() == 0 || draw_.chance(static_cast<std::uint64_t>(swarm_.moves), 30))) {
+    operation.verb = Verb::load;
+    return operation;
+  }
   if (request.is_loading) {
     operation.verb = draw_.chance(1, 8) ? Verb::abort : Verb::complete;
     return operation;
@@ -510,6 +521,10 @@ Operation RandomTrace::random_disk_operation() {
   Operation operation{.verb = draw_.chance(1, 8) ? Verb::fail : Verb::land};
   operation.tier = Name::intern("disk");
   if (draw_.chance(1, 40)) operation.verb = Verb::evict;
+  if (swarm_.disk_ranks > 1 && operation.verb != Verb::evict && draw_.chance(1, 4)) {
+    operation.verb = Verb::fail;
+    operation.rank = draw_.between(0, swarm_.disk_ranks - 1);
+  }
   if (operation.verb == Verb::evict || draw_.chance(1, 3)) return operation;
   operation.from = operation.tier;
   operation.tier = Name::intern("host");
@@ -581,8 +596,61 @@ void RandomTrace::shrink_while_waiting() {
   refused_ = admit;
 }
 
+/// Stores two prefixes of a prompt on the disks, one after the other, and each of them not on one
+/// rank. Nothing else is left of them when the prompt asks for what the ranks have.
+void RandomTrace::store_apart_on_ranks() {
+  Operation admit{.verb = Verb::admit};
+  admit.id = fresh_name("r");
+  admit.tokens = some_tokens();
+  if (admit.tokens.size() < 3) return;
+  const std::int64_t longer = draw_.between(2, admit.tokens.size() - 1);
+  std::vector<Operation> order{Operation{.verb = Verb::flush}};
+  for (const std::int64_t size : {longer, draw_.between(1, longer)}) {
+    Operation next{.verb = Verb::alloc};
+    next.as = fresh_name("s");
+    order.push_back(next);
+    next.slot = std::exchange(next.as, Name());
+    next.tokens = admit.tokens.prefix(static_cast<std::uint32_t>(size));
+    for (const Verb verb : {Verb::advance, Verb::insert}) {
+      next.verb = verb;
+      order.push_back(next);
+    }
+    Operation land{.verb = Verb::land};
+    land.tier = Name::intern("host");
+    order.insert(order.end(), {land, Operation{.verb = Verb::settle}});
+    land.verb = Verb::fail;
+    land.tier = Name::intern("disk");
+    land.rank = draw_.between(0, swarm_.disk_ranks - 1);
+    order.insert(order.end(), {land, Operation{.verb = Verb::flush}});
+  }
+  order.insert(order.end(), {admit, Operation{.verb = Verb::settle}});
+  asking_.assign(order.rbegin(), order.rend());
+  refused_ = admit;
+}
+
+/// Ends copies between two servers, settles their transfers, or evicts from one of them.
+Operation RandomTrace::random_move_operation() {
+  Operation operation{.verb = draw_.chance(1, 12) ? Verb::fail : Verb::land};
+  operation.tier = Name::intern("decode");
+  const std::vector<LegalityModel::Request>& running = model_.requests();
+  switch (pick<3>(draw_, {5, 4, 1})) {
+    case 0:
+      if (!running.empty() && draw_.chance(1, 3))
+        operation.id = running[draw_.below(running.size())].id;
+      return operation;
+    case 1: return Operation{.verb = Verb::settle};
+    default:
+      operation.verb = Verb::evict;
+      if (draw_.chance(1, 2)) operation.tier = Name::intern("prefill");
+      operation.kv = draw_.between(0, swarm_.longest);
+      operation.state = draw_.between(0, 2);
+      return operation;
+  }
+}
+
 /// Lands or settles copies between tiers, or evicts from the host.
 Operation RandomTrace::random_copy_operation() {
+  if (swarm_.moves != 0) return random_move_operation();
   if (swarm_.has_disk && draw_.chance(1, 2)) return random_disk_operation();
   Operation operation{.verb = Verb::land};
   switch (pick<4>(draw_, {3, 2, 3, 1})) {
@@ -604,6 +672,8 @@ Operation RandomTrace::next() {
   if (refused_ && asking_.empty() && draw_.chance(1, 4)) ask_again();
   if (swarm_.prefetches && swarm_.tree != 0 && asking_.empty() && draw_.chance(1, 60))
     shrink_while_waiting();
+  if (swarm_.disk_ranks > 1 && swarm_.tree != 0 && asking_.empty() && draw_.chance(1, 40))
+    store_apart_on_ranks();
   while (!asking_.empty()) {
     Operation next = std::move(asking_.back());
     asking_.pop_back();

@@ -39,6 +39,8 @@ class RandomTrace {
   Operation random_tree_operation();
   Operation random_slot_operation();
   Operation random_copy_operation();
+  Operation random_move_operation();
+  void store_apart_on_ranks();
   Operation random_disk_operation();
   void shrink_while_waiting();
   void ask_again();

@@ -423,20 +423,29 @@ std::int64_t SglangStorage::longest(const Prefix& whole, std::int64_t from) cons
   std::int64_t longest = 0;
   for (std::int64_t size = from + 1; size <= whole.size(); ++size) {
     const Prefix end = whole.first(size);
-    if (!pages_.contains(end)) break;
-    if (states_.contains(end)) longest = size - from;
+    const auto on_all = [&](std::set<Prefix> Rank::*kind) {
+      return std::all_of(ranks_.begin(), ranks_.end(),
+                         [&](const Rank& rank) { return (rank.*kind).contains(end); });
+    };
+    if (!on_all(&Rank::pages)) break;
+    if (on_all(&Rank::states)) longest = size - from;
   }
   return longest;
 }
 
-void SglangStorage::put(const Prefix& end, std::int64_t begin, bool with_state) {
-  for (std::int64_t size = begin + 1; size <= end.size(); ++size) pages_.insert(end.first(size));
-  if (with_state) states_.insert(end);
+void SglangStorage::put(const Prefix& end, std::int64_t begin, bool with_state,
+                        const Failing& failing) {
+  for (std::int64_t number = 0; number < rank_count(); ++number) {
+    if (failing.contains(number)) continue;
+    Rank& rank = ranks_[static_cast<std::size_t>(number)];
+    for (std::int64_t size = begin + 1; size <= end.size(); ++size)
+      rank.pages.insert(end.first(size));
+    if (with_state) rank.states.insert(end);
+  }
 }
 
 void SglangStorage::clear() {
-  pages_.clear();
-  states_.clear();
+  ranks_.assign(ranks_.size(), {});
 }
 
 void SglangStorage::read(std::int64_t fetch) {
@@ -449,11 +458,14 @@ void SglangStorage::go_on() {
   while (!line_.empty()) {
     const SglangFetch& fetch = fetches.at(line_.front());
     if (!fetch.is_stopped) {
-      std::int64_t found = 0;
-      while (found < fetch.length &&
-             pages_.contains(fetch.whole.first(fetch.anchor.size() + found + 1)))
-        ++found;
-      reading_ = Reading{.of_state = false, .found = found};
+      reading_ = Reading{.of_state = false, .found = {}};
+      for (const Rank& rank : ranks_) {
+        std::int64_t found = 0;
+        while (found < fetch.length &&
+               rank.pages.contains(fetch.whole.first(fetch.anchor.size() + found + 1)))
+          ++found;
+        reading_->found.push_back(found);
+      }
       return;
     }
     news.push_back({.fetch = line_.front(), .arrived = 0, .state = {}});
@@ -467,23 +479,37 @@ void SglangStorage::over() {
   line_.pop_front();
 }
 
-bool SglangStorage::end_read(bool fails) {
+bool SglangStorage::end_read(const Failing& failing) {
   if (!reading_) return false;
-  const Reading ended = *reading_;
+  Reading ended = *reading_;
   reading_.reset();
   const std::int64_t number = line_.front();
   const SglangFetch& fetch = fetches.at(number);
+  for (const std::int64_t rank : failing)
+    if (rank < rank_count()) ended.found[static_cast<std::size_t>(rank)] = 0;
   if (ended.of_state) {
-    const bool came = !fails && ended.found != 0;
+    bool came = true;
+    for (std::int64_t rank = 0; rank < rank_count(); ++rank)
+      came =
+          came && ended.found[static_cast<std::size_t>(rank)] == 1 && !short_of_kv_.contains(rank);
     news.push_back({.fetch = number, .arrived = {}, .state = came, .over = true});
     line_.pop_front();
     go_on();
     return true;
   }
-  const std::int64_t arrived = fails ? 0 : ended.found;
+  // Each rank has told how much it has, and all go by the one that has least.
+  short_of_kv_.clear();
+  std::int64_t arrived = fetch.length;
+  for (std::int64_t rank = 0; rank < rank_count(); ++rank) {
+    const std::int64_t found = ended.found[static_cast<std::size_t>(rank)];
+    if (found < fetch.length) short_of_kv_.insert(rank);
+    arrived = std::min(arrived, found);
+  }
   news.push_back({.fetch = number, .arrived = arrived, .state = {}});
-  if (arrived == fetch.length && !fetch.is_stopped) {
-    reading_ = Reading{.of_state = true, .found = states_.contains(fetch.end()) ? 1 : 0};
+  if (std::ssize(short_of_kv_) < rank_count() && !fetch.is_stopped) {
+    reading_ = Reading{.of_state = true, .found = {}};
+    for (const Rank& rank : ranks_)
+      reading_->found.push_back(rank.states.contains(fetch.end()) ? 1 : 0);
     return true;
   }
   over();
@@ -737,20 +763,25 @@ std::int64_t SglangOracle::settle_all() {
   return settled + writes + static_cast<std::int64_t>(before.size());
 }
 
-bool SglangOracle::end_write(bool fails) {
+bool SglangOracle::end_write(const SglangStorage::Failing& failing) {
   const SglangPrefixMap::Write* const write = cached_.end_write();
   if (write == nullptr) return false;
-  if (!fails) storage_.put(write->end, write->begin, write->with_state);
+  storage_.put(write->end, write->begin, write->with_state, failing);
   return true;
 }
 
 Result<Reply> SglangOracle::end_storage_copy(const Operation& operation) {
-  const bool fails = operation.verb == Verb::fail;
+  SglangStorage::Failing failing;
+  for (std::int64_t rank = 0; rank < storage_.rank_count(); ++rank)
+    if (operation.verb == Verb::fail && (operation.rank < 0 || operation.rank == rank))
+      failing.insert(rank);
+  if (operation.rank >= storage_.rank_count())
+    return fail(fmt::format("there is no rank {} here", operation.rank));
   const std::string from = operation.from.exists() ? operation.from.text() : "";
   const std::string way = operation.tier.text() + "<" + from;
   if (way != "disk<" && way != "host<disk")
     return fail(fmt::format("no copy goes to {} from `{}`", operation.tier.text(), from));
-  const bool ended = from.empty() ? end_write(fails) : storage_.end_read(fails);
+  const bool ended = from.empty() ? end_write(failing) : storage_.end_read(failing);
   return Reply().set(ReplyField::n, ended ? 1 : 0);
 }
 
@@ -758,7 +789,7 @@ Result<Reply> SglangOracle::end_storage_copy(const Operation& operation) {
 void SglangOracle::drain() {
   do {
     while (cached_.land_backup() || cached_.land_load()) continue;
-    while (end_write(false) || storage_.end_read(false)) continue;
+    while (end_write({}) || storage_.end_read({})) continue;
     settle_all();
   } while (!storage_.is_quiet() || cached_.has_copies());
 }

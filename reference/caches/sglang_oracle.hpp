@@ -48,6 +48,9 @@ class SglangOracle : public Subject {
 
   Result<Reply> apply(const Operation& operation) override;
 
+  /// Tokens of a request that is admitted whose KV is the cache's.
+  std::int64_t owned_of(Name id) const { return requests_.at(id.text()).protected_size; }
+
  protected:
   using Evicted = SglangPrefixMap::Evicted;
 
@@ -189,7 +192,7 @@ class SglangOracle : public Subject {
   void make_room_for(std::int64_t number);
   void hear(const SglangStorage::News& news);
   std::int64_t settle_all();
-  bool end_write(bool fails);
+  bool end_write(const SglangStorage::Failing& failing);
   Result<Reply> end_storage_copy(const Operation& operation);
   void drain();
 
@@ -228,7 +231,7 @@ class SglangOracle : public Subject {
   };
   std::map<std::string, Lock> locks_;  ///< that tree verbs named
   std::map<std::string, Waiting> waiting_;
-  SglangStorage storage_;
+  SglangStorage storage_{config_.number("storage_ranks")};
   std::int64_t fetches_ = 0;  ///< so far
 };
 

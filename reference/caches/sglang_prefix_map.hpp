@@ -278,15 +278,20 @@ class SglangStorage {
     bool over = false;
   };
 
-  /// Tokens of `whole` beyond the first `from` that are stored without a gap, up to the last one at
-  /// which there is a state.
+  explicit SglangStorage(std::int64_t ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
+  std::int64_t rank_count() const { return std::ssize(ranks_); }
+
+  /// Tokens of `whole` beyond the first `from` that each rank has stored without a gap, up to the
+  /// last one at which each has a state.
   std::int64_t longest(const Prefix& whole, std::int64_t from) const;
-  /// Stores the KV of the tokens of `end` beyond `begin`, and perhaps its state.
-  void put(const Prefix& end, std::int64_t begin, bool with_state);
+  /// The ranks on which a copy comes to nothing.
+  using Failing = std::set<std::int64_t>;
+  /// The others store the KV of the tokens of `end` beyond `begin`, and perhaps its state.
+  void put(const Prefix& end, std::int64_t begin, bool with_state, const Failing& failing);
   void clear();
 
   void read(std::int64_t fetch);
-  bool end_read(bool fails);
+  bool end_read(const Failing& failing);
 
   std::map<std::int64_t, SglangFetch> fetches;  ///< by number
   std::deque<std::int64_t> looked_up;           ///< fetches of which the scheduler has not heard
@@ -299,18 +304,22 @@ class SglangStorage {
   }
 
  private:
-  /// A read in flight, with the tokens or states that it has found when it began.
+  struct Rank {
+    std::set<Prefix> pages, states;
+  };
+  /// A read in flight, with the tokens or states that each rank has found when it began.
   struct Reading {
     bool of_state;
-    std::int64_t found;
+    std::vector<std::int64_t> found;
   };
   void go_on();
   void read_state();
   void over();
 
-  std::set<Prefix> pages_, states_;
+  std::vector<Rank> ranks_;
   std::deque<std::int64_t> line_;
   std::optional<Reading> reading_;
+  std::set<std::int64_t> short_of_kv_;  ///< ranks on which the KV of the fetch did not all come
 };
 
 }  // namespace lockstep::reference

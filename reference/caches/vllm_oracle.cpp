@@ -1184,7 +1184,7 @@ Result<Reply> VllmOracle::land(const Operation& operation) {
 
 Result<Reply> VllmOracle::end_transfer(const Operation& operation) {
   const std::string way = operation.from.text() + ">" + operation.tier.text();
-  if (!has_disk() || (way != ">disk" && way != "disk>host"))
+  if (!has_disk() || (way != ">disk" && way != "disk>host") || operation.rank >= 0)
     return refuse(operation, "there is no such copy");
   return Reply().set(ReplyField::n,
                      tier_->end_transfer(way == "disk>host", operation.verb == Verb::fail) ? 1 : 0);

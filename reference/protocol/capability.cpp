@@ -22,6 +22,7 @@ constexpr CapabilityRow kRows[] = {
     {"draft_trees", "verifies no trees of drafts"},
     {"partial_finish", "ends no request inside an accepted run"},
     {"tiers", "has no second memory"},
+    {"disaggregation", "is one server"},
 };
 static_assert(std::size(kRows) == kCapabilityCount);
 

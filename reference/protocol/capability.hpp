@@ -21,8 +21,10 @@ enum class Capability : std::uint8_t {
   draft_trees,     ///< extend parents=: verifications of trees
   partial_finish,  ///< finish up_to=: ends inside an accepted run
   tiers,           ///< land, settle, evict tier=: a second memory, and copies to and from it
+  disaggregation,  ///< load, land id=: one server computes a prompt, another one goes on from it
 };
-inline constexpr std::size_t kCapabilityCount = static_cast<std::size_t>(Capability::tiers) + 1;
+inline constexpr std::size_t kCapabilityCount =
+    static_cast<std::size_t>(Capability::disaggregation) + 1;
 using Capabilities = EnumSet<Capability>;
 
 std::string_view to_string(Capability capability);
@@ -46,6 +48,7 @@ inline constexpr CapabilityWord kCapabilityWords[] = {
      "server",
      {Capability::transfers, Capability::draft_trees, Capability::partial_finish}},
     {"takes", "tiers", {Capability::tiers}},
+    {"takes", "disaggregation", {Capability::tiers, Capability::disaggregation}},
 };
 /// The capabilities of a list of words such as `external,keys`; nullopt where a word is unknown or
 /// stands twice.

@@ -28,14 +28,27 @@ struct VerifiedRow {
   }
 };
 
-/// A copy between tiers of memory, whose slots have different numbers: of KV slots, in order, and
-/// of states.
+/// A copy between memories, whose slots have different numbers: of KV slots, in order, and of
+/// states.
 struct TierCopy {
   struct States {
     StateSlot source, target;
   };
+  /// Channels of conv states: as many of the sources, from the first one on, go to the targets.
+  struct Channels {
+    std::uint32_t source, target, count;
+  };
   std::vector<KvRun> kv_sources, kv_targets;  ///< of as many slots
   std::vector<States> states;
+  bool index_keys = true;  ///< brings what stands beside the KV for a sparse attention, too
+  /// The tensors of keys and of values, layer by layer: numbers of the sources' and of those of the
+  /// targets that they go to. Empty: each goes to its own.
+  std::vector<Channels> kv_tensors;
+  /// One of several copies that bring the same targets: a slice of each KV slot and of each
+  /// recurrent state, and these of `channels` channels of each conv state.
+  std::uint32_t slice = 0, slices = 1;
+  std::vector<Channels> conv;
+  std::uint32_t channels = 0;
 };
 
 class LayerState {
@@ -131,6 +144,11 @@ class LayerState {
   virtual void queue_copy(const TierCopy& /*copy*/) {}
   /// The copy reads its sources and writes its targets.
   virtual void land_copy(const TierCopy& copy);
+  /// The copy has ended, and its targets hold nothing that can be told.
+  virtual void fail_copy(const TierCopy& /*copy*/) {}
+  /// Nobody needs any more what the copy brings: its sources may be freed and written. Until it
+  /// ends, by fail_copy() without sources, it writes its targets.
+  virtual void abandon_copy(const TierCopy& /*copy*/) {}
 
   /// Lengths that the slot's labels stand for; `expected` where the fidelity keeps no labels.
   struct Lengths {

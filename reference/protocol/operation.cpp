@@ -119,8 +119,12 @@ constexpr FieldRow kUnlock[] = {{"lock", NameField{&Operation::lock}, true}};
 constexpr FieldRow kFree[] = {kSlot};
 constexpr FieldRow kClone[] = {kAs, kId, {"up_to", NumberField{&Operation::up_to}}};
 constexpr FieldRow kTruncate[] = {kId, {"up_to", NumberField{&Operation::up_to}, true}};
-constexpr FieldRow kLand[] = {{"from", NameField{&Operation::from}},
-                              {"tier", NameField{&Operation::tier}, true}};
+constexpr FieldRow kMoved{
+    .name = "id", .kind = NameField{&Operation::id}, .needs = Capability::disaggregation};
+constexpr FieldRow kTier{"tier", NameField{&Operation::tier}, true};
+constexpr FieldRow kLand[] = {{"from", NameField{&Operation::from}}, kMoved, kTier};
+constexpr FieldRow kFail[] = {
+    {"from", NameField{&Operation::from}}, kMoved, {"rank", NumberField{&Operation::rank}}, kTier};
 
 struct VerbRow {
   std::string_view name;
@@ -149,6 +153,7 @@ constexpr ReplyField kSlotReply[] = {ReplyField::slot, ReplyField::length};
 constexpr ReplyField kCaptureReply[] = {ReplyField::length};
 constexpr ReplyField kInsertReply[] = {ReplyField::exist, ReplyField::freed_kv};
 constexpr ReplyField kCopiesReply[] = {ReplyField::n};
+constexpr ReplyField kLoadReply[] = {ReplyField::kv, ReplyField::state};
 
 // Indexed by Verb.
 constexpr VerbRow kVerbs[] = {
@@ -180,7 +185,8 @@ constexpr VerbRow kVerbs[] = {
     {"truncate", kTruncate, {}, 0, Capability::sequences},
     {"land", kLand, kCopiesReply, 0, Capability::tiers},
     {"settle", {}, kCopiesReply, 0, Capability::tiers},
-    {"fail", kLand, kCopiesReply, 0, Capability::tiers},
+    {"fail", kFail, kCopiesReply, 0, Capability::tiers},
+    {"load", kOnlyId, kLoadReply, 0, Capability::disaggregation},
 };
 static_assert(std::size(kVerbs) == kVerbCount);
 /// Words that begin a line of a trace and are no operations.

@@ -53,8 +53,10 @@ enum class Verb : std::uint8_t {
   land,
   settle,
   fail,
+  // Requests that move from one server to another.
+  load,
 };
-inline constexpr std::size_t kVerbCount = static_cast<std::size_t>(Verb::fail) + 1;
+inline constexpr std::size_t kVerbCount = static_cast<std::size_t>(Verb::load) + 1;
 
 std::string_view to_string(Verb verb);
 /// The capability that a subject needs for the verb.
@@ -86,7 +88,7 @@ struct Operation {
   Name salt;                          ///< admit, match, insert: the namespace
   Name lora;                          ///< admit: the adapter that computes KV and states
   Name slot, as, from, to, lock;      ///< names that tree verbs and slot caches give; clone: `as`
-  Name tier;                          ///< land, fail, evict: `device`, `host` or `disk`
+  Name tier;                          ///< land, fail, evict: a memory, such as `device` or `host`
   Tokens tokens;                      ///< see the verb
   Tokens drafts;                      ///< extend: draft tokens to verify
   std::int64_t n = kAbsent;           ///< extend: tokens to compute; accept: tokens kept
@@ -99,6 +101,7 @@ struct Operation {
   std::int64_t state = kAbsent;       ///< evict: states
   std::int64_t room = kAbsent;        ///< admit, evict: KV tokens that are to be left, or free
   std::int64_t padded = kAbsent;      ///< step: rows of the captured graph
+  std::int64_t rank = kAbsent;        ///< fail: the one rank of several on which it failed
   std::vector<Name> ids;              ///< step: row order
   std::vector<ImageSpan> images;      ///< admit: those of its tokens that are images, named
   std::vector<std::int64_t> mapping;  ///< compact: new row of each row, -1: gone

@@ -113,6 +113,7 @@ struct PolicyEntry {
   /// they follow from state_slots and kv_tokens.
   struct SlotCounts {
     std::int64_t states, kv_end;
+    bool index_keys = false;  ///< a KV slot has an index key, too, which a sparse attention reads
   };
   SlotCounts (*slots)(const Config&) = nullptr;
   SlotCounts slots_in(const Config& config) const {

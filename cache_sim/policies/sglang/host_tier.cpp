@@ -95,6 +95,7 @@ bool RadixTree::queue_backup(NodeIndex index) {
   }
   HostNode& target = host_->nodes[index.value];
   CopyInFlight backup{.id = ++host_->copies, .node = index, .slots = {}};
+  backup.slots.index_keys = rules_.host_has_index_keys;
   if (tokens != 0) {
     backup.slots.kv_sources = source.kv;
     backup.slots.kv_targets = kv;
@@ -437,6 +438,7 @@ void RadixTree::queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_s
   std::vector<NodeIndex> missing;
   for (NodeIndex at = best; !is_on_device(at); at = node(at).parent) missing.push_back(at);
   CopyInFlight load{.id = ++host_->copies, .node = best, .slots = {}, .host_begin = begin};
+  load.slots.index_keys = rules_.host_has_index_keys;
   host_->to_device.states += 2;
   for (std::uint32_t at = 0; !missing.empty(); missing.pop_back()) {
     const NodeIndex index = missing.back();

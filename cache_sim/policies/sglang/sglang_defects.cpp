@@ -8,7 +8,7 @@ namespace {
 
 using Rules = SglangRules;
 
-constexpr std::string_view kDisk = "disk=1";
+constexpr std::string_view kDisk = "disk=1", kRanks = "disk=1,storage_ranks=2";
 constexpr std::string_view kWindow = "window=5";
 
 const BrokenRule<Rules> kBroken[] = {
@@ -427,7 +427,12 @@ const BrokenRule<Rules> kBroken[] = {
     {"sglang-no-buffer:loads-beside-a-load",
      "under write_back a prefix whose KV another load brings is loaded for its state (SGLang "
      "#35931)",
-     &Rules::loads_wait_for_loads, false},
+     &Rules::loads_wait_for_loads, false,
+     "disk=0,host_kv=200,host_states=8,write_policy=write_back"},
+    {"sglang-no-buffer:index-keys-stay-behind",
+     "the index keys of a sparse attention have no pool on the host, so a load brings KV without "
+     "them (SGLang #38031)",
+     &Rules::host_has_index_keys, false, "index_keys=1,host_kv=40,host_states=6"},
     // The storage behind it.
     {"sglang-no-buffer:storage-keys-without-salt",
      "the storage's keys leave the salt out, so prompts of two tenants share pages (SGLang #24638)",
@@ -451,6 +456,13 @@ const BrokenRule<Rules> kBroken[] = {
     {"sglang-no-buffer:stopped-prefetch-loses-slots",
      "what a stopped prefetch has not brought is not given back when the reader has ended",
      &Rules::ended_prefetches_free_rest, false, kDisk},
+    {"sglang-no-buffer:ranks-take-their-own",
+     "each rank prefetches as much as its own storage has, and none asks the others",
+     &Rules::ranks_take, RanksTake::own, kRanks},
+    {"sglang-no-buffer:ranks-take-the-least",
+     "ranks agree on the least of the longest prefixes that each of them has, at which one of them "
+     "may have no state",
+     &Rules::ranks_take, RanksTake::least, kRanks},
     {"sglang-no-buffer:reader-ignores-stops",
      "the reader reads for requests that have left the server or were late",
      &Rules::reader_minds_stops, false, kDisk},

@@ -44,7 +44,9 @@ SglangOptions SglangOptions::of(const Config& config) {
       .window = config.number("window"),
       .window_kv = config.number("window_kv") == 0 ? config.kv_tokens : config.number("window_kv"),
       .window_interval = config.number("window_interval"),
-      .window_release = config.number("window_release") != 0};
+      .window_release = config.number("window_release") != 0,
+      .storage_ranks = config.number("storage_ranks"),
+      .index_keys = config.number("index_keys") != 0};
 }
 
 namespace {
@@ -72,6 +74,10 @@ const Registration<ConfigOption> kWindowInterval{
     {.name = "window_interval", .otherwise = "128", .number = {{1, 1 << 20}}}};
 const Registration<ConfigOption> kWindowRelease{
     {.name = "window_release", .otherwise = "0", .number = {{0, 1}}}};
+const Registration<ConfigOption> kStorageRanks{
+    {.name = "storage_ranks", .otherwise = "1", .number = {{1, 8}}}};
+const Registration<ConfigOption> kIndexKeys{
+    {.name = "index_keys", .otherwise = "0", .number = {{0, 1}}}};
 const Registration<ConfigOption> kReplayRing{
     {.name = "replay_ring", .otherwise = "0", .number = {{0, 1024}}}};
 

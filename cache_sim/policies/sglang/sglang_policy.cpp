@@ -45,7 +45,7 @@ std::unique_ptr<HostTier> host_tier(const Config& config, const SglangRules& rul
     host->storage =
         std::make_unique<StorageTier>(first_kv + static_cast<std::uint32_t>(options.host_kv),
                                       first_state + static_cast<std::uint32_t>(options.host_states),
-                                      storage_room(config), layers, rules);
+                                      storage_room(config), options.storage_ranks, layers, rules);
   return host;
 }
 
@@ -60,7 +60,8 @@ std::unique_ptr<RadixWindows> windows_of(const Config& config, LayerState& layer
 
 }  // namespace
 
-SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangRules& variant)
+SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangRules& variant,
+                           FirstSlots first)
     : config_(options.config),
       options_(SglangOptions::of(config_)),
       layers_(*options.layers),
@@ -68,8 +69,8 @@ SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangRules& var
       rules_(with_defect(variant, options.defect)),
       has_states_(variant.has_states),
       page_(static_cast<std::uint32_t>(config_.page)),
-      kv_(config_.kv_tokens, page_, layers_),
-      states_(has_states_ ? config_.state_slots : 0, layers_),
+      kv_(first.kv != 0 ? first.kv : page_, config_.kv_tokens, page_, layers_),
+      states_(first.state != 0 ? first.state : 1, has_states_ ? config_.state_slots : 0, layers_),
       host_(host_tier(config_, rules_, layers_)),
       windows_(windows_of(config_, layers_)),
       tree_(tree_options(config_), rules_, kv_, states_) {
@@ -114,6 +115,7 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
     case Verb::advance: return advance_slot(operation);
     case Verb::copy: return copy(operation);
     case Verb::free: return free(operation);
+    case Verb::load:
     case Verb::capture:
     case Verb::restore:
     case Verb::compact:
@@ -370,13 +372,15 @@ LayerState::Lengths SglangPolicy::lengths_of(const RadixRequest& request) const 
   return layers_.state_lengths(request.live, request.computed);
 }
 
-/// Writes the KV and state of the first `size` tokens, which another server has computed. The
-/// caller has made room for the KV.
-void SglangPolicy::receive(RadixRequest& request, std::uint32_t size) {
-  LOCKSTEP_MARK("admit.receives");
+void SglangPolicy::take_received_kv(RadixRequest& request, std::uint32_t size) {
   const auto end = static_cast<std::uint32_t>(page_ceiling(size));
   kv_.allocate(end - request.allocated, request.kv, request.kv_tail);
   request.allocated = end;
+}
+
+void SglangPolicy::receive(RadixRequest& request, std::uint32_t size) {
+  LOCKSTEP_MARK("admit.receives");
+  take_received_kv(request, size);
   if (layers_.keeps_kv())
     for_slots(request.kv, request.computed, size, [&](KvSlots slots, std::uint32_t place) {
       layers_.receive_kv(slots, request.known, place);
@@ -836,6 +840,10 @@ Result<void> check_host(const Config& config) {
     return fail("field host_states: a host tier has room for KV and for states");
   if (options.disk && options.host_kv == 0)
     return fail("field disk: a storage stands behind a host tier, which host_kv= gives");
+  if (options.storage_ranks != 1 && !options.disk)
+    return fail("field storage_ranks: storages are behind a host tier with disk=1");
+  if (options.index_keys && options.disk)
+    return fail("field index_keys: index keys are not in the storage of disk=1");
   return check_window_fields(config);
 }
 
@@ -847,7 +855,8 @@ PolicyEntry::SlotCounts slots_with_host(const Config& config) {
   const SglangOptions options = SglangOptions::of(config);
   const StorageTier::Room storage = storage_room(config);
   return {config.state_slots + options.host_states + storage.states,
-          config.kv_tokens + config.page + window_slots(config) + options.host_kv + storage.kv};
+          config.kv_tokens + config.page + window_slots(config) + options.host_kv + storage.kv,
+          options.index_keys};
 }
 
 const Registration<PolicyEntry> kRadix{
@@ -868,7 +877,7 @@ const Registration<PolicyEntry> kNoBuffer{
      .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap", "replay_ring",
                        "track_interval", "host_kv", "host_states", "write_policy", "disk",
                        "prefetch_policy", "prefetch_least", "window", "window_kv",
-                       "window_interval", "window_release"},
+                       "window_interval", "window_release", "storage_ranks", "index_keys"},
      .make = make_no_buffer,
      .check = check_host,
      .slots = slots_with_host,

@@ -58,6 +58,7 @@ struct RadixRequest {
   RequestWindow window;
   std::uint64_t awaits = 0;  ///< the newest load that its next forward reads from; 0: none
   StateSlot source;          ///< the state to copy into the live slot when that has landed
+  bool arrives = false;      ///< another server still sends its first tokens
   RequestRow row;
   KvRuns kv;  ///< one slot per token of [0, allocated)
   KvTail kv_tail;
@@ -103,9 +104,15 @@ struct HeldLock {
 inline constexpr Capabilities kSglangCapabilities{
     Capability::tree, Capability::transfers, Capability::draft_trees, Capability::partial_finish};
 
+/// The numbers of a policy's first KV slot and state slot; 0: those with which pools begin. Slots
+/// before them are another server's, in the same LayerState.
+struct FirstSlots {
+  std::uint32_t kv = 0, state = 0;
+};
+
 class SglangPolicy : public Subject {
  public:
-  SglangPolicy(const SubjectOptions& options, const SglangRules& variant);
+  SglangPolicy(const SubjectOptions& options, const SglangRules& variant, FirstSlots first = {});
 
   Result<Reply> apply(const Operation& operation) override;
   std::optional<Snapshot> snapshot() const override;
@@ -154,6 +161,11 @@ class SglangPolicy : public Subject {
 
   void slide(RadixRequest& request, std::int64_t last, std::int64_t interval);
   bool make_room_for_states(std::int64_t count, RadixTree::Evicted& evicted);
+  /// Takes the KV slots of the first `size` tokens, which another server has computed, and writes
+  /// KV and state. The caller has made room for the KV.
+  virtual void receive(RadixRequest& request, std::uint32_t size);
+  void take_received_kv(RadixRequest& request, std::uint32_t size);
+  RadixRequest* find(Name id);
   RadixTree::Inserted store(RadixRequest& request, std::uint32_t size, StateSlot state);
   void move_lock(RadixRequest& request, NodeIndex node);
   Reply stored_reply(const RadixRequest& request, bool exist) const;
@@ -225,7 +237,6 @@ class SglangPolicy : public Subject {
 
   static tl::unexpected<Error> unknown(const Operation& operation, std::string_view what,
                                        Name name);
-  RadixRequest* find(Name id);
   Result<RadixRequest*> idle(const Operation& operation);
   HeldSlot* find_slot(Name name);
   bool make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted);
@@ -256,7 +267,6 @@ class SglangPolicy : public Subject {
   LayerState::Lengths lengths_of(const RadixRequest& request) const;
   Reply admitted(const RadixRequest& request) const;
   bool take_slots(RadixRequest& request, RadixTree::Evicted& evicted);
-  void receive(RadixRequest& request, std::uint32_t size);
   void enter(RadixRequest&& request);
   static Result<void> check_tree(const Operation& operation);
   void run(RadixRequest& request, std::uint32_t stop, Forward forward);

@@ -27,6 +27,10 @@ enum class AcceptedCount : std::uint8_t { none, kept, drafts };
 /// The state that a tracking slot gets for a position of a chunk.
 enum class TrackedAt : std::uint8_t { position, chunk_end, before_forward, batch_chunk, page };
 
+/// The length of a prefetch, where each tensor-parallel rank has a storage of its own: the longest
+/// prefix with a state that all of them have, the least of the longest ones, or each its own.
+enum class RanksTake : std::uint8_t { shared, least, own };
+
 struct SglangRules {
   bool has_states = true;  ///< false: attention alone
 
@@ -143,11 +147,13 @@ struct SglangRules {
   bool loads_wait_for_loads = true;   ///< a load of what another one brings is refused
   bool copies_wait_for_loads = true;  ///< of a matched state that is being loaded
   bool forwards_wait_for_loads = true;
+  bool host_has_index_keys = true;  ///< they are copied with the KV
 
   // The storage behind it.
   bool storage_keys_have_salts = true;
-  bool storage_chains_prefixes = true;      ///< a key names the whole prefix, not its node's part
-  bool settled_writes_unlock = true;        ///< their node's copy on the host
+  bool storage_chains_prefixes = true;  ///< a key names the whole prefix, not its node's part
+  bool settled_writes_unlock = true;    ///< their node's copy on the host
+  RanksTake ranks_take = RanksTake::shared;
   bool reader_minds_stops = true;           ///< before it reads KV, and before the state
   bool prefetch_state_follows_size = true;  ///< where the host had no room for all of it
   bool short_prefetches_are_dropped = true;

@@ -1,10 +1,13 @@
 // The storage as requests and traces see it: a request that waits for its prefetch, and the verbs
 // land, fail, settle and flush. Sources: unified_radix_cache.py; scheduler.py, `_prefetch_kvcache`
 // and `_prefetch_after_device_hit_loss`.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "cache_sim/policies/sglang/sglang_policy.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/protocol/host_tier.hpp"
 
@@ -274,9 +277,14 @@ Result<Reply> SglangPolicy::end_storage_copy(const Operation& operation) {
   const std::string& tier = operation.tier.text();
   if (tier != (reads ? "host" : "disk") || (reads && operation.from.text() != "disk"))
     return fail("land, fail: a storage has tier=disk and tier=host from=disk");
-  const bool fails = operation.verb == Verb::fail;
   StorageTier& storage = *host_->storage;
-  const bool ended = reads ? storage.end_read(fails) : storage.end_write(fails);
+  if (operation.rank >= storage.rank_count())
+    return fail(fmt::format("fail: rank={} is beyond the {}", operation.rank,
+                            counted(storage.rank_count(), "rank")));
+  const std::int64_t failing = operation.verb != Verb::fail           ? StorageTier::kNoRank
+                               : operation.rank == Operation::kAbsent ? StorageTier::kAllRanks
+                                                                      : operation.rank;
+  const bool ended = reads ? storage.end_read(failing) : storage.end_write(failing);
   return Reply{}.set(ReplyField::n, ended ? 1 : 0);
 }
 
@@ -285,7 +293,9 @@ void SglangPolicy::drain() {
   do {
     while (host_->land(host_->backups) || host_->land(host_->loads)) continue;
     StorageTier* const storage = this->storage();
-    while (storage != nullptr && (storage->end_write(false) || storage->end_read(false))) continue;
+    while (storage != nullptr &&
+           (storage->end_write(StorageTier::kNoRank) || storage->end_read(StorageTier::kNoRank)))
+      continue;
     settle_storage();
   } while (storage() != nullptr && (!storage()->is_quiet() || !host_->backups.empty()));
 }

@@ -51,7 +51,7 @@ void draw_windows(SwarmDraw& part) {
 /// Sometimes single operations have a storage behind the host.
 void draw_storage(SwarmDraw& part) {
   const Config& config = part.swarm.config;
-  if (config.number("host_kv") == 0) return;
+  if (config.number("host_kv") == 0 || config.number("index_keys") != 0) return;
   Draw draw = part.draw.stream("sglang storage");
   const bool draws = draw.chance(1, 2) && !part.swarm.scheduled;
   part.fields.optional("disk", draws ? 1 : 0);
@@ -63,6 +63,8 @@ void draw_storage(SwarmDraw& part) {
   if (draw.chance(1, 2)) part.fields.optional("host_kv", draw.between(2, 12) * part.scale);
   const std::int64_t least = draw.between(1, draw.chance(2, 3) ? 2 : 8) * part.scale;
   part.fields.optional("prefetch_least", least);
+  Draw ranks = part.draw.stream("sglang storage ranks");
+  part.fields.optional("storage_ranks", ranks.chance(1, 2) ? ranks.between(2, 3) : 1);
   if (part.fields.has("prefetch_policy") && part.fields.free("prefetch_policy"))
     part.swarm.config.put("prefetch_policy", kPrefetchPolicies[draw.below(3)]);
 }
@@ -85,6 +87,9 @@ void draw_host(SwarmDraw& part) {
                                 2, part.draw.stream("sglang write policy").below(4))]);
   }
   draw_storage(part);
+  // Decisions do not depend on index keys, so half of the hosts without a storage copy them.
+  if (has_host_tier(part.swarm.config) && !has_disk(part.swarm.config))
+    part.fields.optional("index_keys", part.draw.stream("sglang index keys").chance(1, 2) ? 1 : 0);
 }
 
 void rate(SwarmDraw& part) {
@@ -95,6 +100,7 @@ void rate(SwarmDraw& part) {
   part.swarm.has_disk = part.swarm.prefetches =
       part.swarm.copies != 0 && has_disk(part.swarm.config);
   if (!part.swarm.has_disk) return;
+  part.swarm.disk_ranks = static_cast<int>(part.swarm.config.number("storage_ranks"));
   part.swarm.copies += 6;
   part.swarm.flush = std::max(part.swarm.flush, 2);  // what the disk alone has is asked for
 }

@@ -88,7 +88,8 @@ Reply SglangPolicy::flush() {
 
 Result<Reply> SglangPolicy::land(const Operation& operation) {
   if (!host_) return fail("land: a config without host_kv= has no copies");
-  if (storage() != nullptr && names_disk(operation)) return end_storage_copy(operation);
+  if (storage() != nullptr && (names_disk(operation) || operation.verb == Verb::fail))
+    return end_storage_copy(operation);
   return names_host(operation).map([&](bool to_host) {
     return Reply{}.set(ReplyField::n, host_->land(to_host ? host_->backups : host_->loads) ? 1 : 0);
   });

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "cache_sim/policies/pools.hpp"
@@ -67,27 +68,32 @@ class StorageTier {
     std::int64_t kv, states;
   };
   /// Slots from these numbers on are its own.
-  StorageTier(std::uint32_t first_kv, std::uint32_t first_state, Room room, LayerState& layers,
-              const SglangRules& rules)
+  StorageTier(std::uint32_t first_kv, std::uint32_t first_state, Room room, std::int64_t ranks,
+              LayerState& layers, const SglangRules& rules)
       : kv_(first_kv, room.kv, 1, layers),
         states_(first_state, room.states, layers),
         layers_(layers),
-        rules_(rules) {}
+        rules_(rules),
+        others_(static_cast<std::size_t>(ranks - 1)) {}
 
   /// The keys of path[begin, end), where a node or a prefetch begins at `begin`.
   std::vector<PageKey> keys_of(const Tokens& path, std::uint32_t begin, std::uint32_t end,
                                Name salt) const;
-  /// The longest number of these pages that are stored, with a state at their end.
+  /// The longest number of these pages that are stored on all ranks, with a state at their end.
   std::uint32_t longest(const std::vector<PageKey>& keys) const;
 
   /// Queues the write of these slots of the host.
   void write(StorageWrite write, const KvRuns& kv, StateSlot state);
+  /// The ranks on which a copy fails: none, all, or one of them, by its number.
+  static constexpr std::int64_t kNoRank = -1, kAllRanks = -2;
+  std::int64_t rank_count() const { return 1 + std::ssize(others_); }
+
   /// Ends the oldest write; false where there is none.
-  bool end_write(bool fails);
+  bool end_write(std::int64_t failing);
   /// Hands the prefetch to the reader, which reads one after the other, KV before the state.
   void read(PrefetchRef prefetch);
   /// Ends what the reader is about; false where it is idle.
-  bool end_read(bool fails);
+  bool end_read(std::int64_t failing);
   /// Forgets all pages and states.
   void clear();
 
@@ -103,15 +109,25 @@ class StorageTier {
   std::int64_t occupied = 0;  ///< tokens that prefetches in flight have asked for
 
  private:
+  /// The keys that another rank than the first one has stored. Its memory is not followed: it
+  /// holds what the first one's holds wherever both have something.
+  struct OtherRank {
+    std::set<PageKey> pages, states;
+  };
   struct Read {
     bool of_state = false;
     std::uint32_t tokens = 0;
     TierCopy slots;
-    bool outlives_pages = false;  ///< its pages were forgotten meanwhile
+    std::vector<std::uint32_t> of_others{};  ///< tokens, or states, that the other ranks read
+    bool outlives_pages = false;             ///< its pages were forgotten meanwhile
   };
 
+  bool fails_on(std::int64_t failing, std::size_t rank) const;
+  std::vector<std::uint32_t> restorable(const std::vector<PageKey>& keys, std::size_t rank) const;
+  void store(const StorageWrite& write, OtherRank& rank);
   void begin_kv();
   void begin_state();
+  void spoil(const TierCopy& copy);
   void go_on();
 
   KvPool kv_;
@@ -120,7 +136,9 @@ class StorageTier {
   const SglangRules& rules_;
   std::map<PageKey, KvRun> pages_;
   std::map<PageKey, StateSlot> stored_states_;
+  std::vector<OtherRank> others_;
   std::optional<Read> reading_;
+  bool prefetch_has_kv_ = false;  ///< of the prefetch whose state is read: all ranks have its KV
 };
 
 }  // namespace lockstep::cache_sim

@@ -125,6 +125,8 @@ Result<Reply> VllmPolicy::land(const Operation& operation) {
 Result<Reply> VllmPolicy::end_disk_copy(const Operation& operation) {
   const std::string verb(to_string(operation.verb));
   if (!has_disk()) return fail(verb + ": a config without disk=1 has none");
+  if (operation.rank != Operation::kAbsent)
+    return fail(verb + ": rank= is for ranks with disks of their own, and here there is one disk");
   const bool is_promotion = operation.from.exists();
   if (is_promotion ? operation.from.text() != "disk" || operation.tier.text() != "host"
                    : operation.tier.text() != "disk")

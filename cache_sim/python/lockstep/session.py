@@ -55,7 +55,7 @@ _VOCABULARY = json.loads((pathlib.Path(__file__).parent / "vocabulary.json").rea
 _READERS: dict[str, Callable[[str], Any]] = {
     "flag": _flag, "images": _images, "name": str, "names": _names, "number": int, "numbers": _numbers, "tokens": parse_tokens}
 _DEFAULTS = {"name": "", "number": 0}  # of missing fields, by kind; an empty list for other kinds
-_ABSENT = {"prompt", "up_to", "limit", "padded", "slot"}  # fields that are None if they are missing
+_ABSENT = {"prompt", "up_to", "limit", "padded", "rank", "slot"}  # fields that are None if they are missing
 _IGNORABLE = {"prompt", "ids", "padded", "prev"}  # a method without these parameters still does the operation
 _DEFAULT_FLAGS = {"insert": True}
 
@@ -166,7 +166,8 @@ class Capabilities:
             honoured.add("overlap")  # a step can be asked for before the previous result
         labels = " labels=1" if getattr(subject, "labels", False) else ""
         words = [word for word, fields in TAKES.items()
-                 if all(verb in self.verbs and name in self.verbs[verb].readers for verb, name in fields)]
+                 if all(verb in self.verbs and name in self.verbs[verb].readers for verb, name in fields)
+                 and (word != "disaggregation" or "load" in self.verbs)]
         takes = f" takes={','.join(words)}" if words else ""
         self.hello = f"levels={levels} again=1{labels}{takes} honours={','.join(sorted(honoured))}"
 

@@ -384,19 +384,27 @@ class Subject:
 
     # Copies between the device, a host tier and a disk behind it.
 
-    def land(self, tier: str, from_: str) -> Reply | int | None:
+    def land(self, tier: str, from_: str, id: str) -> Reply | int | None:
         """The oldest copy to that tier, "host" or "device", is done. Answers with the number of copies, 1 or 0.
 
         tier: "disk" for the oldest to the disk; from_: "disk" for the oldest from it. Not sent to a class without from_.
+        tier: "decode" for the oldest of two servers; id: of this request ("": of all). Not sent to a class without id.
         """
         raise NotImplementedError
 
-    def fail(self, tier: str, from_: str) -> Reply | int | None:
-        """The oldest of these copies has ended and brought nothing. Answers with the number of copies, 1 or 0."""
+    def fail(self, tier: str, from_: str, id: str, rank: int | None) -> Reply | int | None:
+        """The oldest of these copies has ended and brought nothing. Answers with the number of copies, 1 or 0.
+
+        rank: the only rank on which it has (None: all). Not sent to a class without it.
+        """
         raise NotImplementedError
 
     def settle(self) -> Reply | int | None:
         """The server takes note of the copies that are done. Answers with their number."""
+        raise NotImplementedError
+
+    def load(self, id: str) -> Reply | None:
+        """Sends to the decode server what the prefill server has computed of the request and not sent."""
         raise NotImplementedError
 
     # Sequence verbs: for an engine whose requests are sequences of one memory.

@@ -425,6 +425,28 @@ TEST_F(CopiesOfLabels, areNotReadBeforeTheyLand) {
   EXPECT_EQ(found(), "read-before-landed");
 }
 
+TEST_F(CopiesOfLabels, leaveNothingWhereTheyFail) {
+  labels_.fail_copy(copy_);
+  EXPECT_FALSE(labels_.state_awaited(kTwo) || labels_.kv_awaited(10));
+  labels_.advance_state(kTwo, text_, 2, 3);
+  EXPECT_EQ(found(), "wrong-state-prefix");
+  EXPECT_NE(labels_.kv_fingerprint(11), text_.fingerprint(1));
+}
+
+// Sources of a copy that nobody needs may change; its targets are still written.
+TEST_F(CopiesOfLabels, thatAreAbandonedReadNothing) {
+  labels_.abandon_copy(copy_);
+  labels_.free_state(kOne);
+  labels_.free_kv(source_.slots());
+  labels_.free_kv(target_.slots().first(1));
+  EXPECT_EQ(found(), "source-changed");
+  TierCopy left = copy_;
+  left.kv_sources.clear();
+  left.states.front().source = StateSlot::none();
+  labels_.fail_copy(left);
+  labels_.free_state(kTwo);
+}
+
 TEST_F(CopiesOfLabels, keepTheirSlotsUntilTheyLand) {
   labels_.advance_state(kOne, text_, 2, 3);
   EXPECT_EQ(found(), "source-changed");
@@ -448,6 +470,98 @@ TEST(Labels, sayWhatTheyStandFor) {
   EXPECT_EQ((Label{.digest = 1, .size = 5, .poisoned = true}).text(), "a freed state");
   EXPECT_NE(label_of(tokens("a5"), 5), label_of(tokens("b5"), 5));
   EXPECT_EQ(label_of(tokens("a9"), 5), label_of(tokens("a5"), 5));
+}
+
+/// Two copies that bring a state and a token's KV together: of a conv state of the segments x and
+/// B, two channels and four, each copy brings the half of both.
+class SlicesOfLabels : public LabelStates {
+ protected:
+  void SetUp() override {
+    for (const StateSlot slot : {kOne, kTwo}) fresh(slot);
+    labels_.advance_state(kOne, text_, 0, 1);
+    labels_.allocate_kv(source_.slots());
+    labels_.allocate_kv(target_.slots());
+    labels_.write_kv(source_.slots(), text_, 0);
+  }
+
+  TierCopy slice(std::uint32_t number) const {
+    return {.kv_sources = {source_},
+            .kv_targets = {target_},
+            .states = {{kOne, kTwo}},
+            .slice = number,
+            .slices = 2,
+            .conv = {{number, number, 1}, {2 + 2 * number, 2 + 2 * number, 2}},
+            .channels = 6};
+  }
+
+  const Tokens text_ = tokens("a3");
+  const KvRun source_ = run_of({3}), target_ = run_of({11});
+};
+
+TEST_F(SlicesOfLabels, areWholeWithTheLastOne) {
+  for (const std::uint32_t number : {0, 1}) labels_.queue_copy(slice(number));
+  labels_.land_copy(slice(1));
+  EXPECT_TRUE(labels_.state_awaited(kTwo) && labels_.kv_awaited(11));
+  labels_.free_state(kOne);  // the other slice still reads it
+  EXPECT_EQ(found(), "source-changed");
+  fresh(kOne);
+  labels_.advance_state(kOne, text_, 0, 1);
+  labels_.land_copy(slice(0));
+  EXPECT_FALSE(labels_.state_awaited(kTwo) || labels_.kv_awaited(11));
+  expect_label(kTwo, text_.prefix(1));
+  EXPECT_EQ(labels_.kv_fingerprint(11), text_.fingerprint(1));
+}
+
+TEST_F(SlicesOfLabels, ofTwoPositionsStandForNoPrefix) {
+  labels_.queue_copy(slice(0));
+  labels_.land_copy(slice(0));
+  labels_.advance_state(kOne, text_, 1, 2);
+  labels_.write_kv(source_.slots(), text_, 1);
+  labels_.queue_copy(slice(1));
+  labels_.land_copy(slice(1));
+  labels_.advance_state(kTwo, text_, 2, 3);
+  EXPECT_EQ(found(), "wrong-state-prefix");
+  for (const std::uint32_t size : {1, 2})
+    EXPECT_NE(labels_.kv_fingerprint(11), text_.fingerprint(size));
+}
+
+// The half of x and B as if they were one: channels 0 to 2 and 3 to 5.
+TEST_F(SlicesOfLabels, cutAcrossSegmentsAreNoConvState) {
+  for (const std::uint32_t number : {0, 1}) {
+    TierCopy copy = slice(number);
+    copy.conv = {{3 * number, number, 1}, {3 * number + 1, 2 + 2 * number, 2}};
+    labels_.queue_copy(copy);
+    labels_.land_copy(copy);
+  }
+  EXPECT_EQ(labels_.recurrent(kTwo).text(), label_of(text_, 1).text());
+  EXPECT_EQ(labels_.conv(kTwo).text(), "what a copy has not brought yet");
+}
+
+TEST_F(SlicesOfLabels, thatFailLeaveTheSlotWithoutALabel) {
+  for (const std::uint32_t number : {0, 1}) labels_.queue_copy(slice(number));
+  labels_.fail_copy(slice(0));
+  labels_.land_copy(slice(1));
+  EXPECT_FALSE(labels_.state_awaited(kTwo) || labels_.kv_awaited(11));
+  for (const StatePart part : kStateParts)
+    EXPECT_EQ(labels_.label(kTwo, part).text(), "what a copy has not brought yet");
+  EXPECT_NE(labels_.kv_fingerprint(11), text_.fingerprint(1));
+}
+
+TEST_F(SlicesOfLabels, ofIndexKeysAreThoseOfTheKv) {
+  labels_.keep_index_keys();
+  labels_.write_kv(source_.slots(), text_, 0);
+  const std::vector<KvRun> row{target_, run_of({5})};
+  labels_.allocate_kv(row.back().slots());
+  const auto reads = [&](bool with_keys) {
+    TierCopy copy{.kv_sources = {source_}, .kv_targets = {target_}, .index_keys = with_keys};
+    labels_.queue_copy(copy);
+    labels_.land_copy(copy);
+    labels_.forward({.request = {}, .tokens = text_, .begin = 1, .end = 2, .kv = row});
+  };
+  reads(true);
+  EXPECT_EQ(found(), "");
+  reads(false);
+  EXPECT_EQ(found(), "wrong-state-prefix");
 }
 
 }  // namespace

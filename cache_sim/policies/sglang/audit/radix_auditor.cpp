@@ -55,7 +55,8 @@ RadixAuditor::RadixAuditor(SglangPolicy& policy, const LabelState* labels)
       has_states_(policy.has_states()),
       kv_owner_(
           static_cast<std::size_t>(policy.kv_pool().first_slot() + policy.kv_pool().slot_count())),
-      state_owner_(static_cast<std::size_t>(policy.state_pool().slot_count() + 1)) {
+      state_owner_(static_cast<std::size_t>(policy.state_pool().first_slot() +
+                                            policy.state_pool().slot_count())) {
   policy_.audited_tree().start_auditing();
   nodes_.resize(1);
 }
@@ -488,7 +489,8 @@ std::uint32_t RadixAuditor::written_by(const Operation& operation, const Request
 void RadixAuditor::check_live_state(const Operation& operation, const RadixRequest& now,
                                     std::uint32_t written) {
   if (labels_ == nullptr || !has_states_ || !labels_->state_exists(now.live)) return;
-  if (now.source.exists() || labels_->state_awaited(now.live)) return;  // a load brings it
+  // A load brings it, or another server.
+  if (now.source.exists() || now.arrives || labels_->state_awaited(now.live)) return;
   for (const StatePart part : kStateParts) {
     const Label due = label_of(now.known, part == StatePart::conv ? now.computed : written);
     const Label& label = labels_->label(now.live, part);
@@ -721,8 +723,8 @@ void RadixAuditor::check_totals() {
       std::count_if(policy_.waiting().begin(), policy_.waiting().end(),
                     [](const auto& entry) { return entry.second.slot.exists(); });
   if (owned_states_ + held + policy_.state_pool().free_count() != policy_.state_pool().slot_count())
-    find_unconserved("state", state_owner_, 1, owned_states_, policy_.state_pool().free_count(),
-                     [&](std::uint32_t slot) {
+    find_unconserved("state", state_owner_, policy_.state_pool().first_slot(), owned_states_,
+                     policy_.state_pool().free_count(), [&](std::uint32_t slot) {
                        return slot >= policy_.state_pool().first_unused() ||
                               std::find(free_states.begin(), free_states.end(), StateSlot{slot}) !=
                                   free_states.end();

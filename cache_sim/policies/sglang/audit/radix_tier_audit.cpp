@@ -55,8 +55,7 @@ void RadixAuditor::check_host() {
     return static_cast<std::size_t>(first + pool.slot_count());
   };
   std::vector<char> kv_seen(end_of(host.kv, host.kv.first_slot()));
-  std::vector<char> states_seen(
-      end_of(host.states, static_cast<std::uint32_t>(policy_.state_pool().slot_count() + 1)));
+  std::vector<char> states_seen(end_of(host.states, host.states.first_slot()));
   for (std::uint32_t i = 1; i < tree.node_count(); ++i)
     if (tree.node({i}).alive) check_host_node({i}, kv_seen, states_seen);
   if (host.storage) own_staged(kv_seen, states_seen);
