@@ -583,7 +583,8 @@ std::vector<std::string> parse_policies(std::string_view list) {
       continue;
     }
     for (const PolicyEntry& entry : Registry<PolicyEntry>::all())
-      if (entry.has_states && !entry.capabilities.contains(Capability::slots))
+      if (entry.has_states && !entry.capabilities.contains(Capability::slots) &&
+          !entry.capabilities.contains(Capability::disaggregation))
         policies.emplace_back(entry.name);
   }
   return policies;

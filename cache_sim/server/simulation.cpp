@@ -23,6 +23,19 @@ constexpr std::size_t kUnrouted = static_cast<std::size_t>(-1);
 /// an end, and again each time the number doubles.
 constexpr std::size_t kManyOperations = 4096;
 
+/// The sentence about a subject to which no scheduler sends requests; empty where there is none.
+std::string lack_of_scheduler(const RunOptions& options) {
+  for (const std::string& name : options.subjects) {
+    const auto* const policy = Registry<PolicyEntry>::find(name);
+    if (policy != nullptr && policy->capabilities.contains(Capability::disaggregation))
+      return fmt::format(
+          "policy {}: no scheduler moves requests from one server to the other, "
+          "traces of single operations do",
+          name);
+  }
+  return "";
+}
+
 }  // namespace
 
 Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
@@ -68,6 +81,8 @@ void Simulation::play(const Trace& trace) {
 }
 
 Result<void> Simulation::play(RequestStream& requests) {
+  if (std::string lack = lack_of_scheduler(run_.options()); !lack.empty())
+    return fail(std::move(lack));
   stream_ = &requests;
   run_.set_driver(Children::Driver::scheduler);
   pull(requests);
@@ -91,6 +106,10 @@ Reply Simulation::perform(const Statement& statement) {
   return std::visit(
       Overloaded{[&](const Operation& operation) { return apply_to_all(operation); },
                  [&](const RequestSpec& spec) {
+                   if (std::string lack = lack_of_scheduler(run_.options()); !lack.empty()) {
+                     run_.fail({.text = std::move(lack)});
+                     return Reply{};
+                   }
                    if (spec.rank >= static_cast<std::int64_t>(ranks_.size())) {
                      run_.fail({.text = fmt::format("field rank: {} is not below the {}", spec.rank,
                                                     counted(ranks_.size(), "rank"))});

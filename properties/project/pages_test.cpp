@@ -282,12 +282,16 @@ std::vector<Claim> grammar() {
   const auto is_tree = [](Verb verb) { return capability_of(verb) == Capability::tree; };
   const auto is_sequence = [](Verb verb) { return capability_of(verb) == Capability::sequences; };
   const auto is_of_tiers = [](Verb verb) { return capability_of(verb) == Capability::tiers; };
+  const auto is_of_two = [](Verb verb) {
+    return capability_of(verb) == Capability::disaggregation;
+  };
   std::vector<Claim> all = {
       {kGrammar, "Scheduler verbs", "Verb", verbs_told, scheduler_verbs_there()},
       {kGrammar, "Request verbs", "Verb", verbs_told, verbs_there([&](Verb verb) {
-         return !is_tree(verb) && !is_sequence(verb) && !is_of_tiers(verb);
+         return !is_tree(verb) && !is_sequence(verb) && !is_of_tiers(verb) && !is_of_two(verb);
        })},
       {kGrammar, "Verbs of a host tier", "Verb", verbs_told, verbs_there(is_of_tiers)},
+      {kGrammar, "Verbs of two servers", "Verb", verbs_told, verbs_there(is_of_two)},
       {kGrammar, "Sequence verbs", "Verb", verbs_told, verbs_there(is_sequence)},
       {kGrammar, "Tree verbs", "Verb", verbs_told, verbs_there(is_tree)},
   };
@@ -558,7 +562,7 @@ TEST(PagesAndSources, examplesOfTheGrammarPlay) {
     scratch.write("traces/example_" + std::to_string(++count) + ".trace", text);
     for (const std::string& line : lines_of(text)) runs += line.starts_with("# run:");
   }
-  EXPECT_EQ(count, 6);
+  EXPECT_EQ(count, 7);
   const auto run =
       run_program({"report", "--fixtures", scratch.path(""), "--out", scratch.path("html")});
   EXPECT_EQ(run.status, 0) << run.out << run.err;

@@ -82,6 +82,29 @@ std::vector<std::vector<Step>> tier_histories() {
   return {stored, twice, away, longer, then(away, {"admit id=y tokens=a2+c1"})};
 }
 
+/// Everything that two requests and their transfers can do.
+std::vector<Step> transfer_alphabet() {
+  std::vector<Step> all;
+  for (const char* const line :
+       {"admit id=r tokens=a3", "admit id=q tokens=a2+b1", "extend id=r n=1", "checkpoint id=r",
+        "load id=r", "load id=q", "land tier=decode", "land tier=decode id=q", "fail tier=decode",
+        "settle", "finish id=r", "abort id=r", "preempt id=q", "evict kv=1 state=1"})
+    all.push_back(step_of(line));
+  for (const char* const id : {"r", "q"}) all.push_back(extend_by_all(id, ""));
+  return all;
+}
+
+/// Nothing; a request of which a part, or all, has been sent; and two that have been computed.
+std::vector<std::vector<Step>> transfer_histories() {
+  const std::vector<Step> part{step_of("admit id=r tokens=a3"), step_of("extend id=r n=1"),
+                               step_of("load id=r")};
+  std::vector<Step> whole = part;
+  for (const char* const line : {"extend id=r n=1", "load id=r"}) whole.push_back(step_of(line));
+  std::vector<Step> both{step_of("admit id=r tokens=a3"), step_of("admit id=q tokens=a2+b1")};
+  for (const char* const id : {"r", "q"}) both.push_back(extend_by_all(id, ""));
+  return {{}, part, whole, both};
+}
+
 std::unique_ptr<ReplaySession> started(const RunOptions& options) {
   Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   require(run.has_value(), run ? "" : run.error().text);
@@ -99,6 +122,10 @@ std::string shown(const Config& config, OperationPlayer& player, const LocatedFi
 class ShortTraces {
  public:
   ShortTraces(RunOptions options, int most) : options_(std::move(options)), most_(most) {
+    const PolicyEntry* const policy = Registry<PolicyEntry>::find(options_.subjects.front());
+    if (policy != nullptr && policy->capabilities.contains(Capability::disaggregation))
+      for (const char* const line : {"load id=r", "load id=q", "land tier=decode", "settle"})
+        alphabet_.push_back(step_of(line));
     // A block cache knows no tree; its steps decide what may be used.
     if (options_.config.text("groups").empty()) return;
     for (const char* const line : {"step", "extend id=q n=1"}) alphabet_.push_back(step_of(line));
@@ -245,6 +272,25 @@ Exhausted all_copies(const std::string& write_policy, const std::string& defect,
   ShortTraces traces(std::move(options), most, tier_alphabet());
   Exhausted all;
   for (const std::vector<Step>& history : tier_histories())
+    if (all = traces.all(history); !all.finding.empty()) break;
+  return all;
+}
+
+Exhausted all_transfers(const std::string& defect, int most) {
+  RunOptions options = defect.empty() ? RunOptions{} : run_with_defect(defect);
+  if (defect.empty()) options.subjects = {"sglang-pd", "oracle:sglang-pd"};
+  options.skip_illegal = true;
+  Config& config = options.config;
+  config.kv_tokens = 5;
+  config.state_slots = 4;
+  config.model_chunk = 1;
+  config.max_running = 2;
+  config.put("decode_states", 1);
+  config.put("slices", 2);
+  config.put("draft_model", "decode");
+  ShortTraces traces(std::move(options), most, transfer_alphabet());
+  Exhausted all;
+  for (const std::vector<Step>& history : transfer_histories())
     if (all = traces.all(history); !all.finding.empty()) break;
   return all;
 }

@@ -23,6 +23,11 @@ Exhausted all_short_traces(const std::string& policy, int most);
 /// `defect`: planted into the policy; empty: none.
 Exhausted all_copies(const std::string& write_policy, const std::string& defect, int most);
 
+/// Every order of up to `most` operations of two requests that move from one server to the other,
+/// in two slices, after each of four histories, on `sglang-pd` beside its oracle: the decode server
+/// has one state. `defect`: as above.
+Exhausted all_transfers(const std::string& defect, int most);
+
 /// Which memory is empty.
 enum class Short { of_kv, of_states, of_both };
 

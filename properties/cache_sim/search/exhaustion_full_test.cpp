@@ -35,6 +35,19 @@ TEST_P(EveryOrderOfCopies, ofFiveOperationsShowsNothing) {
 INSTANTIATE_TEST_SUITE_P(Each, EveryOrderOfCopies,
                          testing::Values("write_through", "write_through_selective", "write_back"));
 
+TEST(EveryOrderOfTransfers, ofFiveOperationsShowsNothing) {
+  const Exhausted all = testing_support::all_transfers("", 5);
+  EXPECT_EQ(all.finding, "");
+  EXPECT_GT(all.traces, 100'000);
+}
+
+TEST(EveryOrderOfTransfers, ofFourOperationsShowsEachMistake) {
+  for (const std::string& defect : testing_support::all_defects()) {
+    if (!defect.starts_with("sglang-pd:")) continue;
+    EXPECT_NE(testing_support::all_transfers(defect, 4).finding, "") << defect;
+  }
+}
+
 TEST(Allocations, everyOneFailsInTurnWithoutHarm) {
   using testing_support::Short;
   for (const char* const folder : {"/fixtures/traces", "/fixtures/regressions"})

@@ -49,6 +49,20 @@ TEST(Copies, inSomeOrderShowALoadThatNobodyWaitsFor) {
         << defect;
 }
 
+TEST(Transfers, inEachOrderShowNothing) {
+  const Exhausted all = testing_support::all_transfers("", 3);
+  EXPECT_EQ(all.finding, "");
+  EXPECT_GT(all.traces, 3000);
+  EXPECT_GT(all.refusals, 100);
+}
+
+TEST(Transfers, inSomeOrderShowAMistake) {
+  for (const char* const defect : {"decodes-before-landing", "goes-on-after-failure",
+                                   "reuses-aborted-targets", "source-leaves-early"})
+    EXPECT_NE(testing_support::all_transfers(std::string("sglang-pd:") + defect, 3).finding, "")
+        << defect;
+}
+
 // A refusal leaves everything as it was, but for what eviction freed on the way; everybody can end,
 // and then nothing is lost. exhaustion_full_test.cpp leaves no operation out.
 TEST(Allocations, failInTurnWithoutHarm) {

@@ -31,8 +31,11 @@ using testing_support::test_name;
 
 const PolicyEntry& some_policy() {
   std::vector<PolicyEntry> policies;
+  // To two servers no scheduler sends requests.
   for (const OracleEntry& oracle : Registry<OracleEntry>::all())
-    policies.push_back(*Registry<PolicyEntry>::find(oracle.name));
+    if (const PolicyEntry& policy = *Registry<PolicyEntry>::find(oracle.name);
+        !policy.capabilities.contains(Capability::disaggregation))
+      policies.push_back(policy);
   const auto at = *rc::gen::inRange<std::size_t>(0, policies.size());
   return *Registry<PolicyEntry>::find(policies[at].name);
 }
