@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <numeric>
+#include <optional>
+#include <string_view>
 
 #include "kernels/judge/operations/attention.hpp"
 #include "reference/attention/latent_token.hpp"
@@ -218,26 +220,34 @@ const std::vector<Mistake> kE4m3Mistakes = [] {
   return all;
 }();
 
-/// Attention of one query over at least one key, with what products take rounded to e4m3.
+/// Attention of one query over at least one key. With a format of the result, what products take is
+/// rounded to e4m3 and they are summed as tensor cores do; without one, only the mistake rounds.
 reference::Attended<double> attended_in_e4m3(const Vector<double>& q, const Matrix<double>& K,
-                                             const Matrix<double>& V, double scale, Format stored,
+                                             const Matrix<double>& V, double scale,
+                                             std::optional<Format> stored,
                                              std::string_view mistake) {
-  const double power = mistake == "queries-as-they-are" ? 1 : power_for_e4m3(q);
-  const Vector<double> numbers = rounded_each(q * power, Format::e4m3);
+  const bool as_they_are = mistake == "queries-as-they-are", once = mistake == "p-of-one-number";
+  const auto in_e4m3 = [&](const Vector<double>& x, bool is_mistaken) {
+    return stored || is_mistaken ? rounded_each(x, Format::e4m3) : x;
+  };
+  const auto product = [&](const Vector<double>& a, const Vector<double>& b) {
+    return stored ? product_in_e4m3(a, b) : a.dot(b);
+  };
+  const double power = as_they_are ? 1 : power_for_e4m3(q);
+  const Vector<double> numbers = in_e4m3(q * power, as_they_are);
   Vector<double> scores(K.rows());
   for (std::int64_t j = 0; j < K.rows(); ++j)
-    scores(j) = product_in_e4m3(numbers, K.row(j).transpose()) / power * scale;
+    scores(j) = product(numbers, K.row(j).transpose()) / power * scale;
   const double most = scores.maxCoeff();
   const Vector<double> p = (scores.array() - most).exp() * 32;
-  const Vector<double> nearest = rounded_each(p, Format::e4m3),
-                       rest = rounded_each(p - nearest, Format::e4m3);
+  const Vector<double> nearest = in_e4m3(p, once), rest = in_e4m3(p - nearest, once);
   Vector<double> out(V.cols());
   for (std::int64_t i = 0; i < V.cols(); ++i) {
     const Vector<double> v = V.col(i);
-    out(i) = product_in_e4m3(nearest, v);
-    if (mistake != "p-of-one-number") out(i) += product_in_e4m3(rest, v);
+    out(i) = product(nearest, v) + (once ? 0 : product(rest, v));
   }
-  return {rounded_each(out / p.sum(), stored), most + std::log(p.sum() / 32)};
+  out /= p.sum();
+  return {stored ? rounded_each(out, *stored) : out, most + std::log(p.sum() / 32)};
 }
 
 template <class S>
@@ -330,7 +340,7 @@ class Definition {
         (stored_ || mistake_ == "queries-as-they-are" || mistake_ == "p-of-one-number")) {
       const auto one = attended_in_e4m3(q.template cast<double>(), K.template cast<double>(),
                                         V.template cast<double>(), static_cast<double>(scale_),
-                                        stored_.value_or(Format::bf16), mistake_);
+                                        stored_, mistake_);
       return {one.out.template cast<S>(), static_cast<S>(one.lse)};
     }
     return attention::attended<S>(q, K, V, scale_, stored_, mistake_);
