@@ -142,7 +142,7 @@ struct MixerParameters {
   int groups, heads;   ///< heads of a group
   int channels;        ///< of a group
   int inner, vectors;  ///< H P and G N: B begins at the first, C at their sum
-  Divisor by_P;
+  Divisor by_p;
   /// x and windows have kVec neighbouring channels at multiples of 8 bytes; the convolution's
   /// weights are bfloat16 without gaps at multiples of 16 bytes, and its bias is packed or absent.
   bool wide;
@@ -445,7 +445,7 @@ struct MixerBlock {
   /// Updates the warp's states tile by tile, and leaves y where its gated value will be.
   __device__ void update_states(S* states) const {
     typename Layout::template Raw<Bf16> raw;
-    float C[Layout::kCount], Bdt[Layout::kCount];
+    float C[Layout::kCount], b_dt[Layout::kCount];
     raw.fetch(shared.vectors + kColumns, kColumns);
     raw.values(C);
     raw.fetch(shared.vectors, kColumns);
@@ -453,14 +453,14 @@ struct MixerBlock {
     float decay = 0, skip = 0;
     int at_stage = 0, parity = 0;
     for (int i = warp(); i < own_channels / kTileRows; i += kWarps) {
-      if (const int of_tile = p.by_P.of(first() + i * kTileRows); of_tile != head) {
+      if (const int of_tile = p.by_p.of(first() + i * kTileRows); of_tile != head) {
         head = of_tile;
         decay = shared.decays[head];
         skip = shared.skips[head];
-        raw.values(Bdt);
+        raw.values(b_dt);
         const float step = shared.steps[head];
 #pragma unroll
-        for (int j = 0; j < Layout::kCount; ++j) Bdt[j] = __fmul_rn(Bdt[j], step);
+        for (int j = 0; j < Layout::kCount; ++j) b_dt[j] = __fmul_rn(b_dt[j], step);
       }
       const int row = i * kTileRows + Layout::row_in_warp();
       const int own = row + Layout::template own<kRows>() * Layout::kRowsPerWarp;
@@ -479,7 +479,7 @@ struct MixerBlock {
         const float x = to_float(shared.x[row + r * Layout::kRowsPerWarp]);
 #pragma unroll
         for (int j = 0; j < Layout::kCount; ++j)
-          s[r][j] = fmaf(Bdt[j], x, __fmul_rn(s[r][j], decay));
+          s[r][j] = fmaf(b_dt[j], x, __fmul_rn(s[r][j], decay));
         dots[r] = Layout::dot(s[r], C);
         Layout::template store<Cached::streaming>(
             states + (row + r * Layout::kRowsPerWarp) * kColumns, s[r], kColumns);
@@ -760,7 +760,7 @@ MixerParameters<S> parameters_of(const Mamba2MixerDecode<S>& in, std::int64_t G)
   p.channels = static_cast<int>(H / G * P);
   p.inner = static_cast<int>(H * P);
   p.vectors = static_cast<int>(G) * kColumns;
-  p.by_P = Divisor(P);
+  p.by_p = Divisor(P);
   constexpr std::size_t kPiece = sizeof(Channels);
   const bool wide_weights = in.conv_weight.format == Format::bf16 &&
                             in.conv_weight.strides[1] == 1 && in.conv_weight.strides[0] == kTaps &&

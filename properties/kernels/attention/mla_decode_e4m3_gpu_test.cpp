@@ -205,13 +205,15 @@ class MlaDecodeE4m3Gpu : public GpuTest {};
 TEST_F(MlaDecodeE4m3Gpu, anyNumberOfHeadsAndQueries) {
   std::uint64_t seed = 0;
   for (const std::int64_t heads : {1, 8, 9, 16, 17, 63, 64, 126})
-    for (const std::int64_t q_len : {1, 3})
+    for (const std::int64_t q_len : {1, 3}) {
       expect_agreement({.lengths = {20, 140, 1},
                         .heads = heads,
                         .q_len = q_len,
                         .causal = seed % 3 != 0,
                         .in_e4m3 = seed % 2 == 0},
-                       ++seed);
+                       seed + 1);
+      ++seed;
+    }
 }
 
 TEST_F(MlaDecodeE4m3Gpu, anyLength) {
@@ -243,7 +245,7 @@ TEST_F(MlaDecodeE4m3Gpu, anyNumberOfParts) {
   // Pieces of one tile, more than merging holds at a time, for all its threads and for two sets.
   for (const int tiles : {19, 45})
     for (const std::int64_t heads : {16, 64})
-      expect_agreement({.lengths = {64 * tiles}, .heads = heads, .parts = tiles}, 6);
+      expect_agreement({.lengths = {std::int64_t{64} * tiles}, .heads = heads, .parts = tiles}, 6);
 }
 
 // From keys that count alike to one that has all the weight: outputs are rescaled, or are not.

@@ -77,13 +77,13 @@ TEST(GatedDeltaNetDecode, aPaddedRowLeavesNothing) {
 
 // --- Mamba2 ---
 
-constexpr std::int64_t H = MixerLayer::H, P = MixerLayer::P, G = MixerLayer::G;
-constexpr std::int64_t kInner = H * P, kChannels = kInner + 2 * G * MixerLayer::N;
+constexpr std::int64_t kH = MixerLayer::H, kP = MixerLayer::P, kG = MixerLayer::G;
+constexpr std::int64_t kInner = kH * kP, kChannels = kInner + 2 * kG * MixerLayer::N;
 
 /// A = -exp(A_log), with the bits of the layer, whose exponentials are those of a whole vector.
 Array<double, 1> decay_rates(const MixerLayer& layer) {
   const Vector<double> rates = -as_vector(layer.A_log.view()).array().exp();
-  Array<double, 1> A(Shape<1>{H});
+  Array<double, 1> A(Shape<1>{kH});
   std::copy(rates.begin(), rates.end(), A.begin());
   return A;
 }
@@ -97,11 +97,11 @@ void run_in_parts(MixerLayer& layer, const TensorView<const double, 2>& hidden,
     return make_view(in.data() + first, Shape<2>{T, count}, Shape<2>{in.extent(1), 1});
   };
   const Array<double, 1> A = decay_rates(layer);
-  Array<double, 3> y(Shape<3>{T, H, P});
+  Array<double, 3> y(Shape<3>{T, kH, kP});
   reference::mamba2_mixer_decode<double>(
       {.x = columns(kInner, kChannels),
-       .z = make_view(in.data(), Shape<3>{T, H, P}, Shape<3>{in.extent(1), P, 1}),
-       .dt = columns(kInner + kChannels, H),
+       .z = make_view(in.data(), Shape<3>{T, kH, kP}, Shape<3>{in.extent(1), kP, 1}),
+       .dt = columns(kInner + kChannels, kH),
        .conv_weight = layer.conv,
        .A = A,
        .D = layer.D,
@@ -137,9 +137,9 @@ TEST(Mamba2MixerDecode, aPaddedRowLeavesNothing) {
   const auto state = layer.state;
   const auto indices = ints({-1});
   const Array<double, 1> A = decay_rates(layer);
-  Array<double, 2> x(Shape<2>{1, kChannels}, 1), dt(Shape<2>{1, H}, 1);
-  Array<double, 3> z(Shape<3>{1, H, P}, std::numeric_limits<double>::quiet_NaN());
-  Array<double, 3> out(Shape<3>{1, H, P}, 7);
+  Array<double, 2> x(Shape<2>{1, kChannels}, 1), dt(Shape<2>{1, kH}, 1);
+  Array<double, 3> z(Shape<3>{1, kH, kP}, std::numeric_limits<double>::quiet_NaN());
+  Array<double, 3> out(Shape<3>{1, kH, kP}, 7);
   reference::mamba2_mixer_decode<double>({.x = x,
                                           .z = z,
                                           .dt = dt,
