@@ -35,22 +35,6 @@ void run_in_parts(DeltaNetLayer& layer, const TensorView<const double, 2>& hidde
   mapped(out) = mapped(merged.view());
 }
 
-// Projections, decode and output projection are the layer's own step, with the same states.
-TEST(GatedDeltaNetDecode, isTheMiddleOfTheLayer) {
-  for (const std::uint64_t seed : {1, 2, 3}) {
-    DeltaNetLayer whole(seed), parts(seed);
-    for (std::uint64_t token = 0; token < 5; ++token) {
-      const auto hidden = on_grid<double>(Shape<2>{1, 6}, {.seed = seed, .stream = 100 + token});
-      Array<double, 2> expected(Shape<2>{1, 6}), found(Shape<2>{1, 6});
-      whole.run(hidden, {.update = true}, expected.view());
-      run_in_parts(parts, hidden, found.view());
-      EXPECT_TRUE(same_bits(found, expected));
-      EXPECT_TRUE(same_bits(parts.conv_state, whole.conv_state));
-      EXPECT_TRUE(same_bits(parts.state, whole.state));
-    }
-  }
-}
-
 // A padded row has output 0 and touches no slot, whatever its gate holds.
 TEST(GatedDeltaNetDecode, aPaddedRowLeavesNothing) {
   DeltaNetLayer layer(4);
@@ -114,22 +98,6 @@ void run_in_parts(MixerLayer& layer, const TensorView<const double, 2>& hidden,
   mapped(out) = mapped(merged.view());
 }
 
-// Projections, decode and output projection are the layer's own step, with the same states.
-TEST(Mamba2MixerDecode, isTheMiddleOfTheLayer) {
-  for (const std::uint64_t seed : {1, 2, 3}) {
-    MixerLayer whole(seed), parts(seed);
-    for (std::uint64_t token = 0; token < 5; ++token) {
-      const auto hidden = on_grid<double>(Shape<2>{1, 6}, {.seed = seed, .stream = 100 + token});
-      Array<double, 2> expected(Shape<2>{1, 6}), found(Shape<2>{1, 6});
-      whole.run(hidden, {.update = true}, expected.view());
-      run_in_parts(parts, hidden, found.view());
-      EXPECT_TRUE(same_bits(found, expected));
-      EXPECT_TRUE(same_bits(parts.conv_state, whole.conv_state));
-      EXPECT_TRUE(same_bits(parts.state, whole.state));
-    }
-  }
-}
-
 // A padded row has output 0 and touches no slot, whatever its gate holds.
 TEST(Mamba2MixerDecode, aPaddedRowLeavesNothing) {
   MixerLayer layer(4);
@@ -153,6 +121,33 @@ TEST(Mamba2MixerDecode, aPaddedRowLeavesNothing) {
   for (const double y : out) EXPECT_EQ(y, 0);
   EXPECT_TRUE(same_bits(layer.conv_state, conv_state));
   EXPECT_TRUE(same_bits(layer.state, state));
+}
+
+// --- Both ---
+
+/// Projections, decode and output projection are the layer's own step, with the same states.
+template <class Layer>
+void expect_parts_are_the_layer() {
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    Layer whole(seed), parts(seed);
+    for (std::uint64_t token = 0; token < 5; ++token) {
+      const auto hidden = on_grid<double>(Shape<2>{1, 6}, {.seed = seed, .stream = 100 + token});
+      Array<double, 2> expected(Shape<2>{1, 6}), found(Shape<2>{1, 6});
+      whole.run(hidden, {.update = true}, expected.view());
+      run_in_parts(parts, hidden, found.view());
+      EXPECT_TRUE(same_bits(found, expected));
+      EXPECT_TRUE(same_bits(parts.conv_state, whole.conv_state));
+      EXPECT_TRUE(same_bits(parts.state, whole.state));
+    }
+  }
+}
+
+TEST(GatedDeltaNetDecode, isTheMiddleOfTheLayer) {
+  expect_parts_are_the_layer<DeltaNetLayer>();
+}
+
+TEST(Mamba2MixerDecode, isTheMiddleOfTheLayer) {
+  expect_parts_are_the_layer<MixerLayer>();
 }
 
 }  // namespace
