@@ -360,6 +360,24 @@ TYPED_TEST(MlaPrefillGpu, everyLaunchGivesTheSameBits) {
   EXPECT_TRUE(same_bits(again.lse, first.lse));
 }
 
+// The bits of a row are its own, whatever rows stand beside it.
+TYPED_TEST(MlaPrefillGpu, aRowHasTheSameBitsAlone) {
+  const Question question{.queries = {130, 700, 65}, .keys = {900, 700, 70}, .heads = 3};
+  const Inputs in(question, 12);
+  Inputs one = in;
+  one.query_starts = one.key_starts = starts_of({1});
+  Device<TypeParam> together(in), alone(one);
+  together.run(question);
+  for (std::int64_t row = 0; row < 3; ++row) {
+    alone.query_starts.set({in.query_starts(row), in.query_starts(row + 1)});
+    alone.key_starts.set({in.key_starts(row), in.key_starts(row + 1)});
+    alone.run(question);
+    finish();
+  }
+  EXPECT_TRUE(same_bits(alone.out, together.out));
+  EXPECT_TRUE(same_bits(alone.lse, together.lse));
+}
+
 // A captured launch serves the rows that it finds.
 TYPED_TEST(MlaPrefillGpu, aCapturedLaunchServesOtherRows) {
   const Question question{.queries = {300, 100}, .keys = {300, 100}};
