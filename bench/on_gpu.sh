@@ -69,11 +69,11 @@ sys.exit("three slots were copied from two")
 END
 }
 
-tests_of() {  # the filter of the tests of OPERATION…: the suites of its file, and suites of templates that have its name
+tests_of() {  # the filter of the tests of OPERATION…: the suites of its file, and those of templates under its name
   local operation name suite filter=
   for operation in "$@"; do
     name=$(sed -E 's/(^|_)(.)/\U\2/g' <<<"$operation")
-    filter+="*$name*:*${name,}*:"
+    filter+="$name/*:"
     for suite in $(find "$root/properties" -name "${operation}_gpu_test.cpp" -exec \
         sed -nE 's/^(TYPED_)?TEST(_[FP])?\(([A-Za-z0-9]+),.*/\3/p' {} + | sort -u); do
       filter+="$suite.*:$suite/*:"
