@@ -1,6 +1,6 @@
 // Prompts of multi-head latent attention on tensor cores. Equations:
-// reference/attention/softmax_attention.hpp. The schedule is FlashAttention 3's: Shah et al. 2024,
-// "FlashAttention-3", sections 3.1 and 3.2.
+// reference/attention/softmax_attention.hpp. Scores and products overlap inside a warpgroup as in
+// FlashAttention 3: Shah et al. 2024, "FlashAttention-3", section 3.2.
 //
 //   grid   one block per processor; a block takes an item of work whenever it has finished one
 //   item   128 queries of a head and row, over all keys they see, in tiles of 128 keys, last tile
