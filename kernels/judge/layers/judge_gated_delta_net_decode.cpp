@@ -318,6 +318,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded_stores) {
   const Array<S, 3> before = host.window;
   Array<S, 3> out(host.z.shape(), S{0});
   const reference::GatedDeltaNetDecode<S> in = host.inputs(c, rounded_stores);
+  require(!host.rows.table || host.rows.starts, "a table of slots has rows of several tokens");
   if (is_inside(mistake))
     run_inside(host, c, mistake, out);
   else if (host.rows.starts)
