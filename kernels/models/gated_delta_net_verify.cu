@@ -57,13 +57,11 @@ constexpr int kVec = 4;              ///< neighbouring channels that a thread co
 constexpr int kKeyPieces = 2 * kExtent / kVec;  ///< of kVec channels, in a key head's q and k
 constexpr int kHeadsMax = 8;                    ///< value heads of a key head
 constexpr int kTokensMax = 8;                   ///< of a row
-constexpr int kWarps = 4;                       ///< of a block with up to 4 value heads
+constexpr int kWarps = 8;                       ///< of a block, or a few less
 constexpr int kStages = 2;                      ///< tiles of states that a warp asks for ahead
 constexpr int kThreadsMax = 32 * kHeadsMax;
 constexpr int kBlocksOfProcessor = 2;  ///< of kThreadsMax threads, which bounds the registers
 constexpr int kRows = 2;               ///< of a tile, in one lane
-constexpr int kUnrolled = 1;           ///< tokens
-constexpr Cached kStored = Cached::streaming;
 constexpr int kFewRows = 4;  ///< up to so many rows it pays to ask L2 for all that a row reads
 
 using Channels = Pack<Bf16, kVec>;
@@ -391,7 +389,7 @@ struct VerifyBlock {
                                            kExtent);
       __syncwarp();  // every lane has its part of the tile
       if (threadIdx.x == 0) ask_for_tile(states, i + kStages, at);
-#pragma unroll kUnrolled
+#pragma unroll 1  // unrolled, or with states that stay in L2, it is no faster
       for (int t = 0; t < row.size; ++t) {
         const float out = Op::step(token_at(t, own), s);
         const int target = p.rows.target(row.plan, n, t);
@@ -399,7 +397,8 @@ struct VerifyBlock {
         if (target != kNowhere)
 #pragma unroll
           for (int r = 0; r < kRows; ++r)
-            Layout::template store<kStored>(to + r * Layout::kRowsPerWarp * kExtent, s[r], kExtent);
+            Layout::template store<Cached::streaming>(to + r * Layout::kRowsPerWarp * kExtent, s[r],
+                                                      kExtent);
         if (Layout::template speaks_for_owners<kRows>())
           o[t * heads * kExtent + own] = from_float<Bf16>(out);
       }
@@ -541,12 +540,11 @@ __global__ void __launch_bounds__(kThreadsMax, kBlocksOfProcessor)
 
 // --- The host's side ---------------------------------------------------------------------------
 
-/// The blocks of a key head: few key heads want many blocks for the multiprocessors, many want few
-/// copies of the work on q and k.
+/// The blocks of a key head, as measured on an H200 with two value heads: few key heads want many
+/// blocks for the multiprocessors, many want few copies of the work on q and k. With eight blocks a
+/// warp of two value heads' has less than a tile.
 int chosen_parts(std::int64_t key_heads_of_all_rows) {
-  if (key_heads_of_all_rows <= 8) return 8;
-  if (key_heads_of_all_rows <= 32) return 4;
-  return key_heads_of_all_rows <= 128 ? 2 : 1;
+  return key_heads_of_all_rows <= 32 ? 4 : key_heads_of_all_rows <= 128 ? 2 : 1;
 }
 
 const char* name_of_parts(int parts) {

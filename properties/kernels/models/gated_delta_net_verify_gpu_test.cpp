@@ -287,10 +287,10 @@ TYPED_TEST(GatedDeltaNetVerifyGpu, everyBatchSizeIsServedByItsKernel) {
   const auto expect_kernel = [](std::int64_t rows, std::int64_t columns,
                                 const std::string& kernel) {
     const Batch batch = Batch::draw(static_cast<std::uint64_t>(rows), rows, columns, true);
-    EXPECT_EQ(expect_the_launches_bits<TypeParam>({4, 8}, batch, {}, 1), kernel + "x4")
+    EXPECT_EQ(expect_the_launches_bits<TypeParam>({4, 8}, batch, {}, 1), kernel + "x8")
         << rows << " rows";
   };
-  for (const std::int64_t rows : {1, 2}) expect_kernel(rows, 4, "eighths 4");
+  for (const std::int64_t rows : {1, 2}) expect_kernel(rows, 4, "quarters 4");
   for (const std::int64_t rows : {3, 8}) expect_kernel(rows, 5, "quarters 8");
   for (const std::int64_t rows : {9, 32}) expect_kernel(rows, 3, "halves 4");
   for (const std::int64_t rows : {33, 70}) expect_kernel(rows, 8, "whole 8");
