@@ -72,6 +72,7 @@ done
 judge ssu 0 selective_state_update $ours:selective_state_update
 judge mamba1 0 mamba1_decode $ours:mamba1_decode
 judge mixer 0 mamba2_mixer_decode $ours:mamba2_mixer_decode
+judge net 0 gated_delta_net_decode $ours:gated_delta_net_decode
 judge ssu_ring 0 selective_state_ring_update $ours:selective_state_ring_update
 judge gdn_ring 0 gated_delta_rule_ring_update $ours:gated_delta_rule_ring_update
 judge ssd 0 ssd_prefill $ours:ssd_prefill

@@ -166,10 +166,11 @@ def mamba1(B, dtype, D=MAMBA1.D, normed=False):
     return Case("mamba1_decode", name, "mamba1_normed" if normed else "mamba1", B, traffic, sets, reference)
 
 
-def gdn_net(B, dtype, H=GDN.H, HV=GDN.HV):
-    """A gated-delta-net layer's step between its projections: x [B, D] with D = 2 H K + HV V, z, out
-    [B, HV, V]; a, b [B, HV]; window [B + 1, D, 3] with channels contiguous; state [B + 1, HV, V, K].
-    Row b has slot b + 1 and the table [B, 1] of vLLM's verification."""
+def gdn_net(B, dtype, H=GDN.H, HV=GDN.HV, T=1):
+    """A gated-delta-net layer's step between its projections, or the verification of T tokens a row: x [B T, D]
+    with D = 2 H K + HV V, z, out [B T, HV, V]; a, b [B T, HV]; window [B T + 1, D, T + 2] with channels contiguous;
+    state [B T + 1, HV, V, K]. table [B, T] has one slot per token; column 0 also holds the window, and the state
+    before the first token."""
     K, V = GDN.K, GDN.V
     D = 2 * H * K + HV * V
     A_log = torch.log(torch.rand(HV, device="cuda") * 8 + 0.5)
@@ -178,37 +179,46 @@ def gdn_net(B, dtype, H=GDN.H, HV=GDN.HV):
 
     def make():
         s = SimpleNamespace(
-            x=rand(B, D), z=rand(B, HV, V), a=rand(B, HV) - 2, b=rand(B, HV), A_log=A_log, dt_bias=dt_bias,
-            weight=weight, norm_weight=norm_weight, window=rand(B + 1, 3, D).transpose(1, 2),
-            state=big_rand(B + 1, HV, V, K, dtype=dtype), slots=slots(B), mixed=torch.empty(B, D, device="cuda", dtype=torch.bfloat16),
-            o=torch.empty(B, HV, V, device="cuda", dtype=torch.bfloat16))
+            x=rand(B * T, D), z=rand(B * T, HV, V), a=rand(B * T, HV) - 2, b=rand(B * T, HV), A_log=A_log, dt_bias=dt_bias,
+            weight=weight, norm_weight=norm_weight, window=rand(B * T + 1, T + 2, D).transpose(1, 2),
+            state=big_rand(B * T + 1, HV, V, K, dtype=dtype), table=slots(B * T).view(B, T),
+            mixed=torch.empty(B * T, D, device="cuda", dtype=torch.bfloat16),
+            o=torch.empty(B * T, HV, V, device="cuda", dtype=torch.bfloat16))
         s.out = torch.empty_like(s.o)
-        s.table = s.slots[:, None]
-        s.starts = torch.arange(0, B + 1, device="cuda", dtype=torch.int32)
+        s.slots = torch.empty(B, device="cuda", dtype=torch.int32).copy_(s.table[:, 0])
+        s.starts = torch.arange(0, B * T + 1, T, device="cuda", dtype=torch.int32)
         s.accepted = torch.ones(B, device="cuda", dtype=torch.int32)
         return s
 
     def reference(s, rows):
         at = s.slots[:rows].long()
-        window = torch.cat([s.window[at].double(), s.x[:rows, :, None].double()], 2)
-        y = (window * s.weight.double()).sum(2)
-        y = (y * torch.sigmoid(y)).split([H * K, H * K, HV * V], 1)
-        q, k = (unit(part.view(rows, H, K)).repeat_interleave(HV // H, 1) for part in y[:2])
-        g = -torch.exp(A_log.double()) * torch.nn.functional.softplus(s.a[:rows].double() + dt_bias.double())
-        state = s.state[at].double() * torch.exp(g)[..., None, None]
-        error = y[2].view(rows, HV, V) - (state * k[:, :, None, :]).sum(-1)
-        state = state + (error * torch.sigmoid(s.b[:rows].double())[..., None])[..., None] * k[:, :, None, :]
-        o = (state * (q * K**-0.5)[:, :, None, :]).sum(-1)
-        o = o / torch.sqrt((o * o).mean(-1, keepdim=True) + 1e-6) * norm_weight.double()
-        z = s.z[:rows].double()
-        return o * z * torch.sigmoid(z), state
+        x, z, a, b = (part.view(B, T, *part.shape[1:])[:rows].double() for part in (s.x, s.z, s.a, s.b))
+        history, state = s.window[at][:, :, :3].double(), s.state[at].double()
+        outs, states = [], []
+        for t in range(T):
+            history = torch.cat([history[:, :, -3:], x[:, t, :, None]], 2)
+            y = (history * s.weight.double()).sum(2)
+            y = (y * torch.sigmoid(y)).split([H * K, H * K, HV * V], 1)
+            q, k = (unit(part.view(rows, H, K)).repeat_interleave(HV // H, 1) for part in y[:2])
+            g = -torch.exp(A_log.double()) * torch.nn.functional.softplus(a[:, t] + dt_bias.double())
+            state = state * torch.exp(g)[..., None, None]
+            error = y[2].view(rows, HV, V) - (state * k[:, :, None, :]).sum(-1)
+            state = state + (error * torch.sigmoid(b[:, t])[..., None])[..., None] * k[:, :, None, :]
+            o = (state * (q * K**-0.5)[:, :, None, :]).sum(-1)
+            o = o / torch.sqrt((o * o).mean(-1, keepdim=True) + 1e-6) * norm_weight.double()
+            outs.append(o * z[:, t] * torch.sigmoid(z[:, t]))
+            states.append(state)
+        return (outs[0], state) if T == 1 else (torch.stack(outs, 1), torch.stack(states, 1))
 
     one = make()
     state_bytes = B * HV * V * K * one.state.element_size()
-    traffic = 2 * (state_bytes + B * D * 3 * 2)
-    traffic += nbytes(one.x, one.z, one.a, one.b, one.out, one.slots, weight, norm_weight, A_log, dt_bias)
+    traffic = (1 + T) * state_bytes + B * D * (3 + T + 2) * 2
+    traffic += nbytes(one.x, one.z, one.a, one.b, one.out, one.table, weight, norm_weight, A_log, dt_bias)
     sets = [one] + [make() for _ in range(sets_needed(traffic, state_bytes) - 1)]
-    return Case("gated_delta_net_decode", f"B={B} H={H} HV={HV} state {short(dtype)}", "gdn_net", B, traffic, sets, reference)
+    name = f"B={B} H={H} HV={HV} state {short(dtype)}"
+    if T == 1:
+        return Case("gated_delta_net_decode", name, "gdn_net", B, traffic, sets, reference)
+    return Case("gated_delta_net_verify", f"T={T} {name}", "gdn_net_verify", B, traffic, sets, reference)
 
 
 def mixer(B, dtype, H=SSU.H, P=SSU.P, G=SSU.G):
@@ -925,7 +935,8 @@ def ring_cases(quick):
 
 
 def net_cases(quick):
-    """(operation, key, maker) of whole layers' steps: Qwen3-Next on one GPU at all batches, on 2 and 4 at some."""
+    """(operation, key, maker) of whole layers' steps: Qwen3-Next on one GPU at all batches, on 2 and 4 at some, and its
+    verifications."""
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         chosen = [(B, {}) for B in ((16, 64) if quick else (1, 2, 4, 8, 16, 32, 64, 128, 256))]
@@ -933,6 +944,11 @@ def net_cases(quick):
         for B, shape in chosen:
             found.append(("gated_delta_net_decode", ("gdn_net", short(dtype), B, *shape.items()),
                           lambda B=B, d=dtype, s=shape: gdn_net(B, d, **s)))
+    for dtype in (torch.float32, torch.bfloat16):
+        chosen = [(4, B) for B in ((16,) if quick else (1, 4, 16, 64, 256))] + [(T, B) for T in (2, 8) for B in (1, 16)]
+        for T, B in chosen:
+            found.append(("gated_delta_net_verify", ("gdn_net_verify", short(dtype), T, B),
+                          lambda B=B, d=dtype, T=T: gdn_net(B, d, T=T)))
     return found
 
 

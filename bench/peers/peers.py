@@ -87,6 +87,7 @@ PEERS_OF = {
     "gdn_replay": ("vllm", "flashinfer"),
     "gdn_fold": (),
     "gdn_net": ("vllm", "vllm_verify", "vllm_norm"),
+    "gdn_net_verify": ("vllm", "vllm_verify", "vllm_norm"),
     "mixer": ("vllm", "vllm_norm", "mamba_ssm"),
     "conv_prefill": ("vllm",),
     "ssd_prefill": ("vllm_prefill", "mamba_ssm_prefill"),
@@ -113,6 +114,7 @@ NOT_FETCHED = {
     "gdn_replay": [("FLA", "it returns only the last state")],
     "gdn_fold": [("FlashInfer", "it commits by copies")],
     "gdn_net": [("FlashInfer, SGLang", "they have no launch with a convolution or a norm beside the rule")],
+    "gdn_net_verify": [("FlashInfer, SGLang", "they have no launch with a convolution or a norm beside the rule")],
     "mixer": [("SGLang", "its kernels are vLLM's")],
     "conv_prefill": [("causal-conv1d", "its CUDA sources are not built here"),
                      ("FLA", "it takes no slots")],
@@ -133,7 +135,7 @@ def contestants(case, loaded):
     """(contestants, absent) of a case. `absent` lists its peers that cannot run, as {"name",
     "why"}."""
     makers = {"conv": conv, "ssu": ssu, "mamba1": mamba1, "mamba1_normed": mamba1, "ssu_ring": ssu_ring, "gdn_ring": gdn_ring, "gdn": gdn, "gdn_verify": gdn_verify,
-              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "gdn_net": gdn_net, "mixer": mixer, "copy": copy,
+              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "gdn_net": gdn_net, "gdn_net_verify": gdn_net, "mixer": mixer, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
               "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
               "mla_decode": mla_decode, "mla_decode_fp8": mla_decode_fp8, "mla_prefill": mla_prefill,
@@ -525,51 +527,72 @@ def gdn(case, loaded):
 
 
 def gdn_net(case, loaded):
-    """A layer's step between its projections: our launch, with key heads divided among other numbers of
-    blocks too, our launches of the convolution and the rule with vLLM's norm behind them, and vLLM's
-    chains: three Triton kernels, and the Triton convolution with its CUDA kernel of rule and norm."""
+    """A layer's step between its projections, or its verification of several tokens a row: our launch, with key heads
+    divided among other numbers of blocks too, our launches of the convolution and the rule with vLLM's norm behind them,
+    and vLLM's chains: three Triton kernels, and the Triton convolution with its CUDA kernel of rule and norm."""
     found = []
+    verifies = case.kind == "gdn_net_verify"
+    view = table_view if verifies else slot_view
     heads = case.sets[0].z.shape[1] * 128
     keys = (case.sets[0].x.shape[1] - heads) // 2
     ours, conv, rule = (loaded.operator(name) for name in
                         ("gated_delta_net_decode", "causal_conv1d_update", "gated_delta_rule_update"))
+
+    def rows(s):
+        if not verifies:
+            return dict(state_indices=s.slots)
+        return dict(state_indices=s.table, query_start_loc=s.starts, num_accepted_tokens=s.accepted)
+
+    def split(mixed):
+        return [part.unflatten(1, (-1, 128)) for part in mixed.split([keys, keys, heads], 1)]
+
     if ours is not None:
         def net(s, parts=0):
             return ours(s.x, s.z, s.a, s.b, s.window, s.state, s.weight, None, s.A_log, s.dt_bias, s.norm_weight,
-                        state_indices=s.slots, parts=parts)
+                        parts=parts, **rows(s))
 
-        found.append(Contestant(OURS, net, slot_view))
+        found.append(Contestant(OURS, net, view))
         for parts in (1, 2, 4, 8):
-            found.append(Contestant(f"{OURS}, {parts} parts", lambda s, n=parts: net(s, n), slot_view))
+            found.append(Contestant(f"{OURS}, {parts} parts", lambda s, n=parts: net(s, n), view))
     if "vllm" not in loaded.modules:
         return found
     vllm, scale = loaded.modules["vllm"], 128**-0.5
 
     def convolve(s):
-        vllm.conv.causal_conv1d_update(s.x, s.window, s.weight, None, activation="silu", conv_state_indices=s.slots, out=s.mixed)
+        several = dict(num_accepted_tokens=s.accepted, query_start_loc=s.starts, max_query_len=s.table.shape[1])
+        vllm.conv.causal_conv1d_update(s.x, s.window, s.weight, None, activation="silu", conv_state_indices=s.slots,
+                                       out=s.mixed, **(several if verifies else {}))
+
+    def vllm_rule(s):
+        if not verifies:
+            vllm.recurrent.fused_recurrent_gated_delta_rule_packed_decode(
+                s.mixed, s.a, s.b, s.A_log, s.dt_bias, scale, s.state, s.o[:, None], s.slots, use_qk_l2norm_in_kernel=True)
+            return s.o
+        q, k, v = (part[None] for part in split(s.mixed))
+        return vllm.gating.fused_sigmoid_gating_delta_rule_update(
+            A_log=s.A_log, a=s.a, b=s.b, dt_bias=s.dt_bias, q=q, k=k, v=v, scale=scale, initial_state=s.state,
+            inplace_final_state=True, cu_seqlens=s.starts, ssm_state_indices=s.table,
+            num_accepted_tokens=s.accepted, use_qk_l2norm_in_kernel=True)[0]
 
     if "vllm_norm" in loaded.modules:
         norm = loaded.modules["vllm_norm"].norm
 
         def normed(s, o):
-            return norm(o.view(-1, 128), s.norm_weight, None, z=s.z.view(-1, 128), eps=1e-6).view(s.z.shape)
+            return norm(o.reshape(-1, 128), s.norm_weight, None, z=s.z.view(-1, 128), eps=1e-6).view(s.z.shape)
 
         if conv is not None and rule is not None:
             def apart(s):
-                mixed = conv(s.x, s.window, s.weight, None, state_indices=s.slots, activation="silu")
-                q, k, v = (part.unflatten(1, (-1, 128)) for part in mixed.split([keys, keys, heads], 1))
-                return normed(s, rule(q, k, v, s.a, s.b, s.state, A_log=s.A_log, dt_bias=s.dt_bias,
-                                      state_indices=s.slots, use_qk_l2norm=True))
+                mixed = conv(s.x, s.window, s.weight, None, activation="silu", **rows(s))
+                return normed(s, rule(*split(mixed), s.a, s.b, s.state, A_log=s.A_log, dt_bias=s.dt_bias,
+                                      use_qk_l2norm=True, **rows(s)))
 
-            found.append(Contestant(f"{OURS}, convolution and rule apart, vLLM's norm", apart, slot_view))
+            found.append(Contestant(f"{OURS}, convolution and rule apart, vLLM's norm", apart, view))
 
         def chain(s):
             convolve(s)
-            vllm.recurrent.fused_recurrent_gated_delta_rule_packed_decode(
-                s.mixed, s.a, s.b, s.A_log, s.dt_bias, scale, s.state, s.o[:, None], s.slots, use_qk_l2norm_in_kernel=True)
-            return normed(s, s.o)
+            return normed(s, vllm_rule(s))
 
-        found.append(Contestant(f"vLLM {vllm.version} Triton chain", chain, slot_view))
+        found.append(Contestant(f"vLLM {vllm.version} Triton chain", chain, view))
     if "vllm_verify" in loaded.modules:
         verify = loaded.modules["vllm_verify"].verify
 
@@ -579,7 +602,7 @@ def gdn_net(case, loaded):
                    s.out, scale, 1e-6, "silu")
             return s.out
 
-        found.append(Contestant(f"vLLM {vllm.version} Triton convolution, CUDA rule and norm", fused, slot_view))
+        found.append(Contestant(f"vLLM {vllm.version} Triton convolution, CUDA rule and norm", fused, view))
     return found
 
 

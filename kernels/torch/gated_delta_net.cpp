@@ -1,9 +1,9 @@
 // torch.ops.lockstep.gated_delta_net_decode: schema in kernels/torch/operators.md.
 #include "kernels/torch/operator.hpp"
-#include "reference/recurrent/gated_delta_net_decode.hpp"
+#include "reference/recurrent/gated_delta_net_verify.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
-#include "kernels/models/gated_delta_net_decode.hpp"
+#include "kernels/models/gated_delta_net_verify.hpp"
 #endif
 
 namespace lockstep::torch_ops {
@@ -14,7 +14,8 @@ struct GatedDeltaNetDecode : Arguments {
 gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_state,
     Tensor(b!) state, Tensor conv_weight, Tensor? conv_bias, Tensor A_log, Tensor dt_bias,
     Tensor norm_weight, *, float? eps=None, Tensor? state_indices=None,
-    int pad_slot_id=-1, int parts=0) -> Tensor)";
+    int pad_slot_id=-1, int parts=0, Tensor? query_start_loc=None,
+    Tensor? num_accepted_tokens=None) -> Tensor)";
 
   using Arguments::Arguments;
   const Tensor x = tensor(), z = tensor(), a = tensor(), b = tensor();
@@ -24,8 +25,11 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
   const float eps = as_float(maybe_number()).value_or(1e-6f);
   const MaybeTensor state_indices = maybe_tensor();
   const std::int64_t pad_slot_id = integer(), parts = integer();
+  const MaybeTensor query_start_loc = maybe_tensor(), num_accepted_tokens = maybe_tensor();
 
-  StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
+  StateSlots slots() const { return slots_of(state_indices, {}, num_accepted_tokens, pad_slot_id); }
+  /// Whether rows have several tokens, with a table of slots.
+  bool verifies() const { return query_start_loc.has_value(); }
 
   Tensor meta() const { return like(z); }
 
@@ -33,20 +37,20 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
     expect_states(state, "[slots, HV, V, K]");
     expect_float(state, "state");
     expect_rank(x, "x", 2);
-    const std::int64_t B = x.size(0), D = x.size(1), slot_count = state.size(0);
+    const std::int64_t T = x.size(0), D = x.size(1), slot_count = state.size(0);
     const std::int64_t HV = state.size(1), V = state.size(2), K = state.size(3);
     const std::int64_t keys = D - HV * V, H = keys / (2 * K);
     expect(H > 0 && HV > 0 && keys == 2 * H * K && HV % H == 0, "x",
-           "[B, 2 H K + HV V] with HV a multiple of H, for state [slots, HV, V, K]", x.sizes());
+           "[T, 2 H K + HV V] with HV a multiple of H, for state [slots, HV, V, K]", x.sizes());
     expect_rank(conv_weight, "conv_weight", 2);
     const std::int64_t W = conv_weight.size(1);
     expect(2 <= W && W <= 4, "conv_weight", "[D, W] with W from 2 to 4", conv_weight.sizes());
     expect_shape(conv_weight, "conv_weight", "[D, W]", {D, W});
     expect_shape(conv_bias, "conv_bias", "[D]", {D});
-    expect_shape(conv_state, "conv_state", "[slots, D, W - 1]", {slot_count, D, W - 1});
-    expect_shape(z, "z", "[B, HV, V]", {B, HV, V});
-    expect_shape(a, "a", "[B, HV]", {B, HV});
-    expect_shape(b, "b", "[B, HV]", {B, HV});
+    expect_shape(z, "z", "[T, HV, V]", {T, HV, V});
+    expect_shape(a, "a", "[T, HV]", {T, HV});
+    expect_shape(b, "b", "[T, HV]", {T, HV});
+    check_slots_and_windows(D, W, slot_count);
     expect_shape(A_log, "A_log", "[HV]", {HV});
     expect_shape(dt_bias, "dt_bias", "[HV]", {HV});
     expect_shape(norm_weight, "norm_weight", "[V]", {V});
@@ -63,11 +67,33 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
       expect_float(tensor, argument);
     expect_contiguous_rows(x, "x");
     expect_contiguous_rows(z, "z");
-    expect(!slots().table && !slots().out_table, "state_indices and state_out_indices", "lists [B]",
-           "a table");
-    check_rows({}, slots(), B);
     expect(parts == 0 || parts == 1 || parts == 2 || parts == 4 || parts == 8, "parts",
            "0, 1, 2, 4 or 8", parts);
+  }
+
+  void check_slots_and_windows(std::int64_t D, std::int64_t W, std::int64_t slot_count) const {
+    const StateSlots s = slots();
+    expect(s.table.has_value() == verifies() && s.num_accepted.has_value() == verifies(),
+           "query_start_loc, num_accepted_tokens and state_indices",
+           "those of a verification with a table [N, 1 + drafts], or state_indices [T] alone",
+           "other ones");
+    check_rows(query_start_loc, s, x.size(0));
+    if (!verifies())
+      return expect_shape(conv_state, "conv_state", "[slots, D, W - 1]", {slot_count, D, W - 1});
+    expect_rank(conv_state, "conv_state", 3);
+    expect_shape(conv_state, "conv_state", "[slots, D, C]", {slot_count, D, conv_state.size(2)});
+    expect(conv_state.size(2) >= W - 2 + s.table->extent(1), "conv_state",
+           "[slots, D, C] with C at least W - 1 + drafts", conv_state.sizes());
+  }
+
+  /// Checks that each row has at most as many tokens as the table has columns.
+  void check_row_sizes() const {
+    const auto starts = indices_of(query_start_loc, "query_start_loc");
+    const std::int64_t columns = state_indices->size(1);
+    for (std::int64_t row = 0; row < row_count(starts, x.size(0)); ++row)
+      expect(row_range(starts, row, x.size(0)).size() <= columns, "query_start_loc",
+             "rows of at most " + std::to_string(columns) + " tokens, which have slots",
+             row_range(starts, row, x.size(0)).size());
   }
 
   Tensor cpu() const {
@@ -77,21 +103,28 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
     const HostTensor<1> bias(conv_bias, "conv_bias"), decay(A_log, "A_log");
     const HostTensor<1> shift(dt_bias, "dt_bias"), norm(norm_weight, "norm_weight");
     const HostTensor<4> states(state, "state");
-    check_host_slots({.tokens = x.size(0), .slots = slots()}, state.size(0), false);
-    reference::gated_delta_net_decode<float>({.x = hx.in(),
-                                              .z = hz.in(),
-                                              .a = ha.in(),
-                                              .b = hb.in(),
-                                              .conv_weight = weight.in(),
-                                              .A_log = decay.in(),
-                                              .dt_bias = shift.in(),
-                                              .norm_weight = norm.in(),
-                                              .conv_bias = bias.maybe(),
-                                              .slots = slots(),
-                                              .eps = eps,
-                                              .storage = storage_of(x, state),
-                                              .window = format_of(conv_state)},
-                                             window.out(), states.out(), out.out());
+    const auto starts = indices_of(query_start_loc, "query_start_loc");
+    check_host_slots({.tokens = x.size(0), .query_start_loc = starts, .slots = slots()},
+                     state.size(0), false);
+    const reference::GatedDeltaNetDecode<float> net{.x = hx.in(),
+                                                    .z = hz.in(),
+                                                    .a = ha.in(),
+                                                    .b = hb.in(),
+                                                    .conv_weight = weight.in(),
+                                                    .A_log = decay.in(),
+                                                    .dt_bias = shift.in(),
+                                                    .norm_weight = norm.in(),
+                                                    .conv_bias = bias.maybe(),
+                                                    .slots = slots(),
+                                                    .eps = eps,
+                                                    .storage = storage_of(x, state),
+                                                    .window = format_of(conv_state)};
+    if (verifies()) {
+      check_row_sizes();
+      reference::gated_delta_net_verify<float>(net, *starts, window.out(), states.out(), out.out());
+    } else {
+      reference::gated_delta_net_decode<float>(net, window.out(), states.out(), out.out());
+    }
     window.write_back();
     states.write_back();
     return out.as(x.scalar_type());
@@ -115,22 +148,27 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
   template <class S>
   void launch(const Tensor& out) const {
     using kernels::Bf16;
-    kernels::gated_delta_net_decode<S>({.x = view_of<const Bf16, 2>(x, "x"),
-                                        .z = view_of<const Bf16, 3>(z, "z"),
-                                        .a = mixed<2>(a, "a"),
-                                        .b = mixed<2>(b, "b"),
-                                        .conv_state = view_of<Bf16, 3>(conv_state, "conv_state"),
-                                        .state = view_of<S, 4>(state, "state"),
-                                        .conv_weight = mixed<2>(conv_weight, "conv_weight"),
-                                        .A_log = mixed<1>(A_log, "A_log"),
-                                        .dt_bias = mixed<1>(dt_bias, "dt_bias"),
-                                        .norm_weight = mixed<1>(norm_weight, "norm_weight"),
-                                        .out = view_of<Bf16, 3>(out, "out"),
-                                        .conv_bias = mixed<1>(conv_bias, "conv_bias"),
-                                        .slots = slots(),
-                                        .eps = eps,
-                                        .parts = static_cast<int>(parts)},
-                                       stream());
+    const kernels::GatedDeltaNetDecode<S> net{
+        .x = view_of<const Bf16, 2>(x, "x"),
+        .z = view_of<const Bf16, 3>(z, "z"),
+        .a = mixed<2>(a, "a"),
+        .b = mixed<2>(b, "b"),
+        .conv_state = view_of<Bf16, 3>(conv_state, "conv_state"),
+        .state = view_of<S, 4>(state, "state"),
+        .conv_weight = mixed<2>(conv_weight, "conv_weight"),
+        .A_log = mixed<1>(A_log, "A_log"),
+        .dt_bias = mixed<1>(dt_bias, "dt_bias"),
+        .norm_weight = mixed<1>(norm_weight, "norm_weight"),
+        .out = view_of<Bf16, 3>(out, "out"),
+        .conv_bias = mixed<1>(conv_bias, "conv_bias"),
+        .slots = slots(),
+        .eps = eps,
+        .parts = static_cast<int>(parts)};
+    if (verifies())
+      kernels::gated_delta_net_verify<S>(net, *indices_of(query_start_loc, "query_start_loc"),
+                                         stream());
+    else
+      kernels::gated_delta_net_decode<S>(net, stream());
   }
 #endif
 };

@@ -3,7 +3,7 @@
 #include "properties/kernels/torch/torch_operator.hpp"
 #include "properties/support/laws.hpp"
 #include "properties/support/torch_bridge.hpp"
-#include "reference/recurrent/gated_delta_net_decode.hpp"
+#include "reference/recurrent/gated_delta_net_verify.hpp"
 
 namespace lockstep {
 namespace {
@@ -20,6 +20,12 @@ Array<float, Rank> draw(const Shape<Rank>& shape, std::uint64_t stream) {
   return on_grid<float>(shape, {.seed = 9, .stream = stream});
 }
 
+Array<std::int32_t, 2> pairs(const Array<std::int32_t, 1>& flat) {
+  Array<std::int32_t, 2> table(Shape<2>{flat.extent(0) / 2, 2});
+  std::copy(flat.begin(), flat.end(), table.begin());
+  return table;
+}
+
 struct Step {
   Array<float, 2> x = draw<2>({B, D}, 1), a = draw<2>({B, HV}, 2), b = draw<2>({B, HV}, 3);
   Array<float, 3> z = draw<3>({B, HV, V}, 4), window = draw<3>({kSlots, D, W - 1}, 5);
@@ -28,6 +34,36 @@ struct Step {
   Array<float, 1> bias = draw<1>({D}, 8), A_log = draw<1>({HV}, 9), dt_bias = draw<1>({HV}, 10);
   Array<float, 1> norm_weight = draw<1>({V}, 11);
   Array<std::int32_t, 1> slots = ints({4, -1, 0, 5});
+  // A verification: 1, 2 and no tokens of three rows, the first of them padding, and one behind.
+  Array<float, 3> wide = draw<3>({kSlots, D, W}, 12);
+  Array<std::int32_t, 1> starts = ints({0, 1, 3, 3}), accepted = ints({1, 2, 0});
+  Array<std::int32_t, 2> table = pairs(ints({-1, -1, 5, 2, 1, 0}));
+
+  /// The reference's inputs, without slots.
+  reference::GatedDeltaNetDecode<float> inputs(at::ScalarType activations,
+                                               at::ScalarType states) const {
+    return {.x = x,
+            .z = z,
+            .a = a,
+            .b = b,
+            .conv_weight = weight,
+            .A_log = A_log,
+            .dt_bias = dt_bias,
+            .norm_weight = norm_weight,
+            .conv_bias = bias.view(),
+            .storage = {.state = format_of(states), .output = format_of(activations)},
+            .window = format_of(activations)};
+  }
+
+  /// The arguments of a verification instead.
+  Named verification(at::ScalarType activations, at::ScalarType states) const {
+    Named named = arguments(activations, states);
+    named["conv_state"] = tensor_of(wide).to(activations);
+    named["state_indices"] = tensor_of(table);
+    named["query_start_loc"] = tensor_of(starts);
+    named["num_accepted_tokens"] = tensor_of(accepted);
+    return named;
+  }
 
   Named arguments(at::ScalarType activations, at::ScalarType states) const {
     return {{"x", tensor_of(x).to(activations)},
@@ -52,26 +88,53 @@ TEST(TorchGatedDeltaNet, isTheReferenceBitByBit) {
       const Named named = step.arguments(activations, states);
       const Tensor out = checked_call(kName, named).at(0).toTensor();
       Array<float, 3> expected(step.z.shape());
-      reference::gated_delta_net_decode<float>(
-          {.x = step.x,
-           .z = step.z,
-           .a = step.a,
-           .b = step.b,
-           .conv_weight = step.weight,
-           .A_log = step.A_log,
-           .dt_bias = step.dt_bias,
-           .norm_weight = step.norm_weight,
-           .conv_bias = step.bias.view(),
-           .slots = {.indices = step.slots.view()},
-           .storage = {.state = format_of(states), .output = format_of(activations)},
-           .window = format_of(activations)},
-          step.window.view(), step.state.view(), expected.view());
+      reference::GatedDeltaNetDecode<float> in = step.inputs(activations, states);
+      in.slots = {.indices = step.slots.view()};
+      reference::gated_delta_net_decode<float>(in, step.window.view(), step.state.view(),
+                                               expected.view());
       const auto array = [&](const char* name) { return named.at(name).toTensor(); };
       EXPECT_EQ(out.scalar_type(), activations);
       EXPECT_TRUE(same_bits(array_of<float, 3>(out), expected));
       EXPECT_TRUE(same_bits(array_of<float, 3>(array("conv_state")), step.window));
       EXPECT_TRUE(same_bits(array_of<float, 4>(array("state")), step.state));
     }
+}
+
+TEST(TorchGatedDeltaNet, aVerificationIsTheReferenceBitByBit) {
+  for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
+    Step step;
+    const Named named = step.verification(at::kBFloat16, states);
+    const Tensor out = checked_call(kName, named).at(0).toTensor();
+    Array<float, 3> expected(step.z.shape());
+    reference::GatedDeltaNetDecode<float> in = step.inputs(at::kBFloat16, states);
+    in.slots = {.table = step.table.view(), .num_accepted = step.accepted.view()};
+    reference::gated_delta_net_verify<float>(in, step.starts.view(), step.wide.view(),
+                                             step.state.view(), expected.view());
+    EXPECT_TRUE(same_bits(array_of<float, 3>(out), expected));
+    EXPECT_TRUE(same_bits(array_of<float, 3>(named.at("conv_state").toTensor()), step.wide));
+    EXPECT_TRUE(same_bits(array_of<float, 4>(named.at("state").toTensor()), step.state));
+  }
+}
+
+// A verification has a table, counts and starts, and a slot and a column for each token.
+TEST(TorchGatedDeltaNet, refusesAPartOfAVerification) {
+  const Named good = Step().verification(at::kBFloat16, at::kFloat);
+  const std::vector<std::pair<std::string, c10::IValue>> bad{
+      {"query_start_loc", c10::IValue()},
+      {"query_start_loc", tensor_of(ints({0, 0, 3, 3}))},
+      {"query_start_loc", tensor_of(ints({0, 1, 3}))},
+      {"num_accepted_tokens", c10::IValue()},
+      {"num_accepted_tokens", tensor_of(ints({1, 3, 0}))},
+      {"state_indices", tensor_of(ints({-1, 5, 1}))},
+      {"conv_state", at::zeros({kSlots, D, W - 1}, at::kBFloat16)}};
+  for (const auto& [argument, value] : bad) {
+    Named named = good;
+    named[argument] = value;
+    const std::string complaint = complaint_of(kName, named);
+    EXPECT_NE(complaint.find(argument == "query_start_loc" && !value.isNone() ? "row" : argument),
+              std::string::npos)
+        << argument << ": " << complaint;
+  }
 }
 
 TEST(TorchGatedDeltaNet, refusesByName) {
@@ -99,7 +162,7 @@ TEST(TorchGatedDeltaNet, refusesByName) {
     named[argument] = value;
     const std::string complaint = complaint_of(kName, named);
     const bool named_so = complaint.find(argument) != std::string::npos ||
-                          (argument == "x" && complaint.find("[B, ") != std::string::npos);
+                          (argument == "x" && complaint.find("[T, ") != std::string::npos);
     EXPECT_TRUE(named_so) << argument << ": " << complaint;
   }
 }

@@ -342,12 +342,15 @@ def net_cases(data):
     H, HV, width, taps = data.sizes((2, 4, 128, 4), (2, 4, 3, 3))
     channels = (2 * H + HV) * width
     for state in (torch.float32, torch.bfloat16):
-        for bias in (None, data.normal(channels)):
-            yield dict(x=data.normal(ROWS, channels), z=data.normal(ROWS, HV, width), a=data.normal(ROWS, HV),
-                       b=data.normal(ROWS, HV), conv_state=data.normal(SLOTS, channels, taps - 1),
+        for bias, verifies in ((None, False), (data.normal(channels), False), (None, True)):
+            tokens, columns = (TOKENS, taps + 1) if verifies else (ROWS, taps - 1)
+            rows = dict(state_indices=data.table(), query_start_loc=data.starts(),
+                        num_accepted_tokens=data.ints([1, 3, 0, 2])) if verifies else dict(state_indices=data.indices())
+            yield dict(x=data.normal(tokens, channels), z=data.normal(tokens, HV, width), a=data.normal(tokens, HV),
+                       b=data.normal(tokens, HV), conv_state=data.normal(SLOTS, channels, columns),
                        state=data.normal(SLOTS, HV, width, width, dtype=state), conv_weight=data.normal(channels, taps),
                        conv_bias=bias, A_log=data.normal(HV, dtype=torch.float32), dt_bias=data.normal(HV, dtype=torch.float32),
-                       norm_weight=data.normal(width) + 1, state_indices=data.indices())
+                       norm_weight=data.normal(width) + 1, **rows)
 
 
 def mixer_cases(data):
@@ -479,8 +482,8 @@ CASES = {
 }
 
 
-# Operators of a kernel of another name.
-KERNELS = {"gated_delta_rule_replay": "gated_delta_rule_update", "selective_state_replay": "selective_state_update",
+# Operators of a kernel of another name, or of two.
+KERNELS = {"gated_delta_net_decode": "gated_delta_net_verify", "gated_delta_rule_replay": "gated_delta_rule_update", "selective_state_replay": "selective_state_update",
            "selective_state_ring_update": "selective_state_ring", "selective_state_ring_flush": "selective_state_ring",
            "gated_delta_rule_ring_update": "gated_delta_rule_ring", "gated_delta_rule_ring_flush": "gated_delta_rule_ring",
            "state_zero": "state_copy", "state_scatter_accepted": "state_copy", "scale_to_e4m3": "batched_product",
@@ -507,7 +510,7 @@ FREE = {
     "selective_state_ring_flush": {},
     "gated_delta_rule_ring_update": {},
     "gated_delta_rule_ring_flush": {},
-    "gated_delta_net_decode": {},  # a window and a state have one slot
+    "gated_delta_net_decode": {"conv_state": {2}},  # of a verification; a window and a state have one slot
     "mamba2_mixer_decode": {},  # a window and a state have one slot
     "mamba1_decode": {"state": {0}, "dt_low": {1}},
     "state_copy": BITS,

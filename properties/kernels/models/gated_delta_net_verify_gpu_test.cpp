@@ -1,0 +1,447 @@
+// The kernel of gated_delta_net_verify against the reference of the same name, and against the
+// three launches that it replaces.
+#include "kernels/models/gated_delta_net_verify.hpp"
+
+#include <gmock/gmock.h>
+
+#include "kernels/layers/rms_norm.hpp"
+#include "kernels/recurrent/causal_conv1d_update.hpp"
+#include "kernels/recurrent/gated_delta_rule_update.hpp"
+#include "properties/support/gpu.hpp"
+#include "reference/recurrent/gated_delta_net_verify.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using kernels::Bf16;
+using kernels::DeviceTensor;
+
+constexpr const char* kOperation = "gated_delta_net_verify";
+constexpr std::int64_t kExtent = 128;  // K and V
+
+struct Heads {
+  std::int64_t H, HV;
+  std::int64_t channels() const { return (2 * H + HV) * kExtent; }
+};
+
+struct Question {
+  bool with_bias = false;
+  bool channels_contiguous = true;  ///< of windows
+  bool float_weights = false;       ///< of the convolution
+  std::int64_t spare_columns = 0;   ///< of windows, beyond those of the table
+  int parts = 0;
+};
+
+struct Inputs {
+  Inputs(const Batch& batch, const Heads& h, const Question& question, std::uint64_t seed)
+      : x(draw<2>({batch.tokens, h.channels()}, seed, 1)),
+        z(draw<3>({batch.tokens, h.HV, kExtent}, seed, 2)),
+        a(draw<2>({batch.tokens, h.HV}, seed, 3)),
+        b(draw<2>({batch.tokens, h.HV}, seed, 4)),
+        weight(draw<2>({h.channels(), 4}, seed, 5)),
+        bias(draw<1>({h.channels()}, seed, 6)),
+        A_log(draw<1>({h.HV}, seed, 7)),
+        dt_bias(draw<1>({h.HV}, seed, 8)),
+        norm_weight(draw<1>({kExtent}, seed, 9)),
+        window(draw<3>({batch.slots, h.channels(), 2 + batch.columns + question.spare_columns},
+                       seed, 10)),
+        state(draw<4>({batch.slots, h.HV, kExtent, kExtent}, seed, 11)) {}
+
+  Array<double, 2> x;
+  Array<double, 3> z;
+  Array<double, 2> a, b, weight;
+  Array<double, 1> bias, A_log, dt_bias, norm_weight;
+  Array<double, 3> window;
+  Array<double, 4> state;
+};
+
+template <class S>
+struct Answer {
+  Array<S, 3> out, window;
+  Array<S, 4> state;
+};
+
+template <class S>
+Answer<S> reference_answer(const Inputs& in, const Batch& batch, const Question& question,
+                           const StoragePoints& storage, Format window) {
+  Answer<S> answer{Array<S, 3>(in.z.shape()), cast<S>(in.window), cast<S>(in.state)};
+  const auto x = cast<S>(in.x), a = cast<S>(in.a), b = cast<S>(in.b), weight = cast<S>(in.weight);
+  const auto z = cast<S>(in.z);
+  const auto bias = cast<S>(in.bias), A_log = cast<S>(in.A_log), dt_bias = cast<S>(in.dt_bias);
+  const auto norm_weight = cast<S>(in.norm_weight);
+  reference::GatedDeltaNetDecode<S> net{.x = x,
+                                        .z = z,
+                                        .a = a,
+                                        .b = b,
+                                        .conv_weight = weight,
+                                        .A_log = A_log,
+                                        .dt_bias = dt_bias,
+                                        .norm_weight = norm_weight,
+                                        .slots = batch.host(),
+                                        .storage = storage,
+                                        .window = window};
+  if (question.with_bias) net.conv_bias = bias.view();
+  reference::gated_delta_net_verify<S>(net, batch.starts.view(), answer.window.view(),
+                                       answer.state.view(), answer.out.view());
+  return answer;
+}
+
+/// Inputs and results on the device.
+template <class S>
+struct Device {
+  Device(const Inputs& in, const Batch& batch, const Question& question)
+      : question(question),
+        indices(batch),
+        x(in.x),
+        z(in.z),
+        a(in.a),
+        b(in.b),
+        weight(in.weight),
+        wide_weight(in.weight),
+        bias(in.bias),
+        A_log(in.A_log),
+        dt_bias(in.dt_bias),
+        norm_weight(in.norm_weight),
+        window(turned_if(question.channels_contiguous, in.window)),
+        state(in.state),
+        mixed(in.x.shape()),
+        o(in.z.shape()),
+        out(in.z.shape()) {}
+
+  TensorView<Bf16, 3> windows() {
+    return question.channels_contiguous ? transposed(window.view()) : window.view();
+  }
+  kernels::MixedView<2> weights() const {
+    return question.float_weights ? kernels::MixedView<2>(wide_weight.view())
+                                  : kernels::MixedView<2>(weight.view());
+  }
+  kernels::GatedDeltaNetDecode<S> arguments() {
+    kernels::GatedDeltaNetDecode<S> in{.x = std::as_const(x).view(),
+                                       .z = std::as_const(z).view(),
+                                       .a = a.view(),
+                                       .b = b.view(),
+                                       .conv_state = windows(),
+                                       .state = state.view(),
+                                       .conv_weight = weights(),
+                                       .A_log = A_log.view(),
+                                       .dt_bias = dt_bias.view(),
+                                       .norm_weight = norm_weight.view(),
+                                       .out = out.view(),
+                                       .slots = indices.slots(),
+                                       .parts = question.parts};
+    if (question.with_bias) in.conv_bias = bias.view();
+    return in;
+  }
+  void launch(cudaStream_t stream = nullptr) {
+    kernels::gated_delta_net_verify<S>(arguments(), indices.starts.view(), stream);
+  }
+  void run() {
+    launch();
+    finish();
+  }
+  /// The same by the launches apart.
+  void run_apart() {
+    const std::int64_t T = x.shape()[0], D = x.shape()[1], HV = z.shape()[1];
+    kernels::CausalConv1dUpdate<Bf16, Bf16> conv{.x = std::as_const(x).view(),
+                                                 .conv_state = windows(),
+                                                 .weight = weights(),
+                                                 .out = mixed.view(),
+                                                 .silu = true,
+                                                 .slots = indices.slots(),
+                                                 .query_start_loc = indices.starts.view()};
+    if (question.with_bias) conv.bias = bias.view();
+    kernels::causal_conv1d_update<Bf16, Bf16>(conv, nullptr);
+    const std::int64_t H = D / (2 * kExtent) - HV / 2;
+    const auto heads = [&](std::int64_t first, std::int64_t count) {
+      return make_view(std::as_const(mixed).data() + first * kExtent, Shape<3>{T, count, kExtent},
+                       Shape<3>{D, kExtent, 1});
+    };
+    kernels::gated_delta_rule_update<Bf16, S>({.tokens = {.q = heads(0, H),
+                                                          .k = heads(H, H),
+                                                          .v = heads(2 * H, HV),
+                                                          .g = a.view(),
+                                                          .beta = b.view(),
+                                                          .query_start_loc = indices.starts.view()},
+                                               .state = state.view(),
+                                               .out = o.view(),
+                                               .slots = indices.slots(),
+                                               .A_log = A_log.view(),
+                                               .dt_bias = dt_bias.view(),
+                                               .use_qk_l2norm = true},
+                                              nullptr);
+    const auto flat = [&](auto* data) { return make_view(data, Shape<2>{T * HV, kExtent}); };
+    kernels::gated_rms_norm<Bf16>({.x = flat(std::as_const(o).data()),
+                                   .gate = flat(std::as_const(z).data()),
+                                   .weight = norm_weight.view(),
+                                   .eps = 1e-6f,
+                                   .out = flat(out.data())},
+                                  nullptr);
+    finish();
+  }
+
+  Question question;
+  DeviceBatch indices;
+  DeviceTensor<Bf16, 2> x;
+  DeviceTensor<Bf16, 3> z;
+  DeviceTensor<Bf16, 2> a, b, weight;
+  DeviceTensor<float, 2> wide_weight;
+  DeviceTensor<Bf16, 1> bias;
+  DeviceTensor<float, 1> A_log, dt_bias;
+  DeviceTensor<Bf16, 1> norm_weight;
+  DeviceTensor<Bf16, 3> window;
+  DeviceTensor<S, 4> state;
+  DeviceTensor<Bf16, 2> mixed;
+  DeviceTensor<Bf16, 3> o, out;
+};
+
+template <class S>
+void expect_agreement(const Heads& heads, const Batch& batch, const Question& question,
+                      std::uint64_t seed) {
+  const Inputs in(batch, heads, question, seed);
+  const auto truth = reference_answer<double>(in, batch, question, {}, Format::exact);
+  const auto yardstick =
+      reference_answer<float>(in, batch, question, storage_of<Bf16, S>(), Format::bf16);
+  Device<S> device(in, batch, question);
+  device.run();
+  SCOPED_TRACE(kernels::last_launch.text());
+  EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
+  EXPECT_TRUE(within_yardstick(kOperation, "state", device.state, yardstick.state, truth.state));
+  EXPECT_TRUE(device.window.guards_intact());
+  EXPECT_TRUE(
+      same_bits(turned_if(question.channels_contiguous, device.window.host()), yardstick.window))
+      << "a window is moved, never computed";
+}
+
+/// Whether token t belongs to a row with slots.
+bool has_slots(const Batch& batch, std::int64_t t) {
+  for (std::int64_t n = 0; n < batch.rows(); ++n)
+    if (batch.starts(n) <= t && t < batch.starts(n + 1)) return batch.table(n, 0) >= 0;
+  return false;
+}
+
+/// One launch leaves the bits of three, but for the outputs of padding, which are 0. Returns the
+/// note of the launch.
+template <class S>
+std::string expect_the_launches_bits(const Heads& heads, const Batch& batch,
+                                     const Question& question, std::uint64_t seed) {
+  const Inputs in(batch, heads, question, seed);
+  Device<S> whole(in, batch, question), apart(in, batch, question);
+  whole.run();
+  std::string note = kernels::last_launch.text();
+  apart.run_apart();
+  SCOPED_TRACE(note + ", rows " + std::to_string(batch.rows()) + ", columns " +
+               std::to_string(batch.columns));
+  EXPECT_TRUE(same_bits(whole.window, apart.window)) << "windows";
+  EXPECT_TRUE(same_bits(whole.state, apart.state)) << "states";
+  const auto found = whole.out.host(), wanted = apart.out.host();
+  for (std::int64_t t = 0; t < batch.tokens; ++t) {
+    const auto outputs = at(found.view(), t);
+    if (has_slots(batch, t))
+      EXPECT_TRUE(same_bits(outputs, at(wanted.view(), t))) << "token " << t;
+    else
+      for_each_element(outputs, [](const auto&, float y) { EXPECT_EQ(y, 0); });
+  }
+  return note;
+}
+
+template <class S>
+class GatedDeltaNetVerifyGpu : public GpuTest {};
+using StateTypes = ::testing::Types<float, Bf16>;
+TYPED_TEST_SUITE(GatedDeltaNetVerifyGpu, StateTypes);
+
+// A quarter of Qwen3-Next, and other numbers of value heads for a key head.
+const std::vector<Heads> kHeads{{4, 8}, {2, 2}, {1, 3}, {1, 4}, {1, 8}};
+
+TYPED_TEST(GatedDeltaNetVerifyGpu, aVerificationIsTheReferences) {
+  for (const Heads& heads : kHeads)
+    for (const std::int64_t columns : {2, 4, 8})
+      expect_agreement<TypeParam>(
+          heads, Batch::draw(static_cast<std::uint64_t>(columns), 4, columns, true),
+          {.with_bias = columns == 4,
+           .channels_contiguous = heads.HV != 3,
+           .float_weights = heads.HV == 4,
+           .spare_columns = columns == 8 ? 2 : 0},
+          static_cast<std::uint64_t>(columns));
+}
+
+TYPED_TEST(GatedDeltaNetVerifyGpu, oneLaunchHasTheBitsOfThree) {
+  for (const std::int64_t columns : {1, 2, 3, 4, 5, 8})
+    for (const std::int64_t rows : {1, 5})
+      expect_the_launches_bits<TypeParam>(
+          {16, 32},
+          Batch::draw(static_cast<std::uint64_t>(10 * rows + columns), rows, columns, true), {}, 1);
+  for (const Heads& heads : kHeads)
+    for (const bool contiguous : {false, true})
+      expect_the_launches_bits<TypeParam>(heads, Batch::draw(7, 7, contiguous ? 4 : 6, true),
+                                          {.with_bias = true,
+                                           .channels_contiguous = contiguous,
+                                           .float_weights = !contiguous,
+                                           .spare_columns = contiguous ? 0 : 1},
+                                          7);
+}
+
+// Key heads are divided by their number in all rows. Each division is held to the bits of three
+// launches, and is the one that is meant.
+TYPED_TEST(GatedDeltaNetVerifyGpu, everyBatchSizeIsServedByItsKernel) {
+  const auto expect_kernel = [](std::int64_t rows, std::int64_t columns,
+                                const std::string& kernel) {
+    const Batch batch = Batch::draw(static_cast<std::uint64_t>(rows), rows, columns, true);
+    EXPECT_EQ(expect_the_launches_bits<TypeParam>({4, 8}, batch, {}, 1), kernel + "x8")
+        << rows << " rows";
+  };
+  for (const std::int64_t rows : {1, 2}) expect_kernel(rows, 4, "quarters 4");
+  for (const std::int64_t rows : {3, 8}) expect_kernel(rows, 5, "quarters 8");
+  for (const std::int64_t rows : {9, 32}) expect_kernel(rows, 3, "halves 4");
+  for (const std::int64_t rows : {33, 70}) expect_kernel(rows, 8, "whole 8");
+}
+
+// However a key head's values are divided among blocks, and whoever writes the windows that all of
+// them read.
+TYPED_TEST(GatedDeltaNetVerifyGpu, theBitsDoNotDependOnTheParts) {
+  for (const Heads& heads : kHeads)
+    for (const int parts : {1, 2, 4, 8})
+      expect_the_launches_bits<TypeParam>(
+          heads, Batch::draw(static_cast<std::uint64_t>(parts), 5, parts == 2 ? 8 : 3, true),
+          {.parts = parts}, 1);
+}
+
+// A verification of one token of each row is a decode.
+TYPED_TEST(GatedDeltaNetVerifyGpu, oneTokenOfEachRowIsADecode) {
+  Batch batch = Batch::draw(6, 6, 1, true);
+  const Inputs in(batch, {4, 8}, {}, 1);
+  Device<TypeParam> verified(in, batch, {});
+  batch.columns = 0;
+  Device<TypeParam> decoded(in, batch, {});
+  verified.run();
+  kernels::gated_delta_net_decode<TypeParam>(decoded.arguments(), nullptr);
+  finish();
+  EXPECT_TRUE(same_bits(verified.out, decoded.out));
+  EXPECT_TRUE(same_bits(verified.state, decoded.state));
+  EXPECT_TRUE(same_bits(verified.window, decoded.window));
+}
+
+// A table has a slot for each token of a row; a row that has more is left as it is.
+TYPED_TEST(GatedDeltaNetVerifyGpu, aRowOfMoreTokensThanColumnsLeavesNothing) {
+  Batch batch = Batch::draw(5, 3, 2, true);
+  batch.lengths = {2, 3, 1};
+  batch.starts = starts_of(batch.lengths);
+  batch.tokens = 6;
+  for (std::int64_t n = 0; n < 3; ++n)
+    for (std::int64_t c = 0; c < 2; ++c) batch.table(n, c) = static_cast<std::int32_t>(2 * n + c);
+  const Inputs in(batch, {1, 4}, {}, 1);
+  Device<TypeParam> device(in, batch, {}), before(in, batch, {});
+  device.run();
+  const auto out = device.out.host();
+  const auto state = device.state.host(), old = before.state.host();
+  const auto window = device.window.host(), old_window = before.window.host();
+  for (std::int64_t t = 2; t < 5; ++t)
+    for_each_element(at(out.view(), t), [](const auto&, float y) { EXPECT_EQ(y, 0); });
+  for (const std::int64_t slot : {2, 3}) {
+    EXPECT_TRUE(same_bits(at(state.view(), slot), at(old.view(), slot)));
+    EXPECT_TRUE(same_bits(at(window.view(), slot), at(old_window.view(), slot)));
+  }
+  EXPECT_FALSE(same_bits(at(state.view(), 4), at(old.view(), 4)));
+}
+
+// A server's graph is captured once and replayed for other tokens, counts and slots.
+TYPED_TEST(GatedDeltaNetVerifyGpu, aCapturedVerificationIsReplayedForOtherCounts) {
+  Batch batch = Batch::draw(11, 6, 4, true), other = batch;
+  for (std::int64_t n = 0; n < 6; ++n) {
+    other.accepted(n) = 1 + (batch.accepted(n) + 1) % 4;
+    for (std::int64_t c = 0; c < 4; ++c) other.table(n, c) = static_cast<std::int32_t>(4 * n + c);
+  }
+  std::swap(other.lengths[0], other.lengths[5]);
+  other.starts = starts_of(other.lengths);
+  const Inputs in(batch, {4, 8}, {}, 1), next(batch, {4, 8}, {}, 2);
+  Device<TypeParam> captured(in, batch, {}), direct(in, other, {});
+  const DeviceTensor<Bf16, 2> x(next.x);
+  direct.x.set(x.elements());
+  replay_behind_change([&](cudaStream_t stream) { captured.launch(stream); },
+                       [&] {
+                         captured.x.set(x.elements());
+                         captured.indices.table.set(direct.indices.table.elements());
+                         captured.indices.starts.set(direct.indices.starts.elements());
+                         captured.indices.accepted.set(direct.indices.accepted.elements());
+                       });
+  direct.run();
+  EXPECT_TRUE(same_bits(captured.out, direct.out));
+  EXPECT_TRUE(same_bits(captured.state, direct.state));
+  EXPECT_TRUE(same_bits(captured.window, direct.window));
+}
+
+// Launches may overlap, so that a verification begins while the one before it in the same slots
+// still runs; 10 of the same rows are those of three launches each.
+TYPED_TEST(GatedDeltaNetVerifyGpu, verificationsBehindEachOtherWait) {
+  const Batch batch = Batch::draw(5, 5, 4, true);
+  const Inputs in(batch, {4, 8}, {}, 3);
+  for (const int parts : {1, 4}) {
+    Device<TypeParam> whole(in, batch, {.parts = parts}), apart(in, batch, {});
+    for (int step = 0; step < 10; ++step) whole.launch();
+    for (int step = 0; step < 10; ++step) apart.run_apart();
+    finish();
+    EXPECT_TRUE(same_bits(whole.state, apart.state));
+    EXPECT_TRUE(same_bits(whole.window, apart.window));
+  }
+}
+
+/// The complaint about a call with this change to arguments of one row of two tokens.
+template <class Change>
+std::string complaint_about(Change change) {
+  const std::int64_t D = 512;
+  kernels::GatedDeltaNetDecode<float> in{.x = unread<const Bf16, 2>({2, D}),
+                                         .z = unread<const Bf16, 3>({2, 2, kExtent}),
+                                         .a = unread<const Bf16, 2>({2, 2}),
+                                         .b = unread<const Bf16, 2>({2, 2}),
+                                         .conv_state = unread<Bf16, 3>({3, D, 4}),
+                                         .state = unread<float, 4>({3, 2, kExtent, kExtent}),
+                                         .conv_weight = unread<const Bf16, 2>({D, 4}),
+                                         .A_log = unread<const float, 1>({2}),
+                                         .dt_bias = unread<const float, 1>({2}),
+                                         .norm_weight = unread<const Bf16, 1>({kExtent}),
+                                         .out = unread<Bf16, 3>({2, 2, kExtent})};
+  in.slots.table = unread<const std::int32_t, 2>({1, 2});
+  in.slots.num_accepted = unread<const std::int32_t, 1>({1});
+  change(in);
+  return complaint_of([&] {
+    kernels::gated_delta_net_verify<float>(in, unread<const std::int32_t, 1>({2}), nullptr);
+  });
+}
+
+TEST(GatedDeltaNetVerifyArguments, areRefusedByName) {
+  using In = kernels::GatedDeltaNetDecode<float>;
+  using ::testing::HasSubstr;
+  EXPECT_THAT(complaint_about([](In& in) {
+                in.state = unread<float, 4>({3, 2, kExtent, 64});
+              }),
+              HasSubstr("state is expected to be [slots, HV, 128, 128]; got [3, 2, 128, 64]"));
+  EXPECT_THAT(complaint_about([](In& in) {
+                in.x = unread<const Bf16, 2>({2, 500});
+              }),
+              HasSubstr("x is expected to be [T, 2 H 128 + HV 128] with HV / H from 1 to 8"));
+  EXPECT_THAT(complaint_about([](In& in) {
+                in.z = unread<const Bf16, 3>({1, 2, kExtent});
+              }),
+              HasSubstr("z is expected to be [T, HV, V] = [2, 2, 128]; got [1, 2, 128]"));
+  EXPECT_THAT(complaint_about([](In& in) {
+                in.conv_state = unread<Bf16, 3>({3, 512, 3});
+              }),
+              HasSubstr("C of at least 2 + the columns of state_indices; got C = 3 for 2 columns"));
+  EXPECT_THAT(complaint_about([](In& in) {
+                in.slots.table = unread<const std::int32_t, 2>({1, 9});
+              }),
+              HasSubstr("state_indices is expected to be [N, 1 + drafts] of at most 8 columns"));
+  EXPECT_THAT(complaint_about([](In& in) { in.slots.num_accepted.reset(); }),
+              HasSubstr("state_indices and num_accepted_tokens is expected to be a table and"));
+  EXPECT_THAT(
+      complaint_about([](In& in) { in.slots.num_accepted = unread<const std::int32_t, 1>({2}); }),
+      HasSubstr("num_accepted_tokens is expected to be [N] = [1]; got [2]"));
+  EXPECT_THAT(
+      complaint_about([](In& in) { in.state = transposed(in.state); }),
+      HasSubstr("state is expected to be of heads that lie without gaps at multiples of 16"));
+  EXPECT_THAT(complaint_about([](In& in) { in.parts = 3; }),
+              HasSubstr("parts is expected to be 0, 1, 2, 4 or 8; got 3"));
+}
+
+}  // namespace
+}  // namespace lockstep
