@@ -536,7 +536,8 @@ const BrokenRule<Rules> kBroken[] = {
     {"sglang-no-buffer:refused-window-keeps-longer-state",
      "a request whose load of a window is refused goes on with the state of the prefix that was to "
      "be loaded (SGLang 0.5.23, reports/found/sglang_refused_window.md)",
-     &Rules::refused_load_copies_again, false, "window=5,window_kv=8,host_kv=40,host_states=6"},
+     &Rules::refused_load_copies_again, false,
+     "window=7,window_kv=9,state_slots=8,host_kv=60,host_states=8,host_window_kv=40"},
     {"sglang-no-buffer:copy-evicts-host-window",
      "the slot for a matched state is made free at the cost of the window that is to be loaded "
      "(SGLang 0.5.23, reports/found/sglang_refused_window.md)",
