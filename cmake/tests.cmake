@@ -151,6 +151,10 @@ foreach(tier full gpu)
   endif()
   lockstep_tier(${tier} ${tier_sources})
 endforeach()
+if(TARGET lockstep_kernels)
+  add_executable(lockstep_cluster bench/synccheck_cluster.cu)  # what compute-sanitizer says of a large cluster
+  lockstep_built_when_asked(lockstep_cluster)
+endif()
 lockstep_tier(quick ${test_sources})
 # It fills caches of every type with bytes that are NaN, __nv_bfloat16 among them.
 set_source_files_properties(properties/kernels/attention/mla_decode_gpu_test.cpp PROPERTIES
