@@ -177,17 +177,20 @@ StateSlot SglangPolicy::slot_of(const RadixRequest& request) const {
 }
 
 /// sglang.md, 1.2, 5: the request's own slot, filled from the matched node, which must survive the
-/// eviction that makes room. So must the copy on the host of a window that will be loaded there.
-bool SglangPolicy::copy_on_write(RadixRequest& request, NodeIndex source) {
+/// eviction that makes room. So must the copy on the host of a window that will be loaded there, and
+/// the node `end`, with which the request begins where that load is refused.
+bool SglangPolicy::copy_on_write(RadixRequest& request, NodeIndex source, NodeIndex end) {
   if (states_.free_count() == 0) {
     LOCKSTEP_MARK("match.evicts_for_copy");
     const NodeIndex locked = rules_.locks_copied_state ? source : NodeIndex::none();
     const bool locks_host = host_ && windows_ && rules_.copies_lock_host;
     tree_.lock(locked);
+    if (end != source) tree_.lock(end);
     const std::uint32_t begin = locks_host ? tree_.lock_host(source) : 0;
     const std::uint32_t window_begin = locks_host ? tree_.lock_host_window(source) : 0;
     RadixTree::Evicted unreported;
     make_room_for_states(1, unreported);
+    if (end != source) tree_.unlock(end);
     tree_.unlock(locked);
     if (locks_host) {
       tree_.unlock_host_window(source, window_begin);
@@ -294,7 +297,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   if (waiting != nullptr) take_up(*waiting, request, match);
   NodeIndex source = match.on_host.exists() ? match.on_host : match.end;
   if (match.on_host.exists() && !tree_.node(source).state.exists()) source = RadixTree::kRoot;
-  if (source != RadixTree::kRoot && has_states_ && !copy_on_write(request, source))
+  if (source != RadixTree::kRoot && has_states_ && !copy_on_write(request, source, match.end))
     return Reply::refusal(Refusal::no_state_slot);
   if (waiting != nullptr && has_lost_match(*waiting, match, operation)) {
     pass_over(*waiting, request, match.end);

@@ -45,7 +45,7 @@ Refusal SglangPolicy::load(RadixRequest& request, RadixTree::Match& match, NodeI
         return Refusal::none;
       }
       if (match.end == RadixTree::kRoot || !rules_.refused_load_copies) return Refusal::none;
-      return copy_on_write(request, match.end) ? Refusal::none : Refusal::no_state_slot;
+      return copy_on_write(request, match.end, match.end) ? Refusal::none : Refusal::no_state_slot;
     case RadixTree::Load::queued: break;
   }
   match.end = match.on_host;
