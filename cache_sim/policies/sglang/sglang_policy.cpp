@@ -177,8 +177,8 @@ StateSlot SglangPolicy::slot_of(const RadixRequest& request) const {
 }
 
 /// sglang.md, 1.2, 5: the request's own slot, filled from the matched node, which must survive the
-/// eviction that makes room. So must the copy on the host of a window that will be loaded there, and
-/// the node `end`, with which the request begins where that load is refused.
+/// eviction that makes room. So must the copy on the host of a window that will be loaded there,
+/// and the node `end`, with which the request begins where that load is refused.
 bool SglangPolicy::copy_on_write(RadixRequest& request, NodeIndex source, NodeIndex end) {
   if (states_.free_count() == 0) {
     LOCKSTEP_MARK("match.evicts_for_copy");
