@@ -19,7 +19,8 @@ namespace lockstep::reference {
 /// backed up before the next one is looked for: making room may drop what would have come next.
 SglangPrefixMap::Inserted SglangPrefixMap::insert_and_back_up(const Prefix& key, StateSlot state,
                                                               std::int64_t prev,
-                                                              std::int64_t before) {
+                                                              std::int64_t before,
+                                                              std::int64_t evicted) {
   read_clock();
   Inserted inserted{.exist = false};
   std::int64_t at = 0;
@@ -44,6 +45,7 @@ SglangPrefixMap::Inserted SglangPrefixMap::insert_and_back_up(const Prefix& key,
       kv_ += end - at;
       note_both_tiers(next->second);
     }
+    if (has_windows() && end > prev) refill(next->first, evicted);
     at = end;
     if (end > before) count_insert(next);
   }
@@ -59,6 +61,8 @@ SglangPrefixMap::Inserted SglangPrefixMap::insert_and_back_up(const Prefix& key,
   }
   use_state(end);
   if (!inserted.exist) cap_states(key);
+  if (is_new && has_windows()) give_new_window(key, at, evicted);
+  if (has_windows()) use_windows(key);
   if (is_new && key.size() > before) count_insert(records_.find(key));
   // A state that comes to a prefix which the host has already is backed up alone.
   if (!is_new && end.on_host && end.backup == 0 && !options_.backs_up_late)
@@ -83,27 +87,42 @@ bool SglangPrefixMap::queue_backup(Entry entry) {
   Record& record = entry->second;
   const std::int64_t kv = record.on_host ? 0 : edge_size(entry);
   const bool state = record.state.exists() && !record.host_state;
-  if (kv == 0 && !state) return true;
+  const std::vector<Entry> windows = unsaved_window(entry->first);
+  const std::int64_t window = edge_sum(windows);
+  if (kv == 0 && !state && windows.empty()) return true;
   const std::int64_t lacking = kv - host_kv_free();
   if (lacking > 0 && evict_host(lacking, 0).kv < lacking) return false;
-  if (state && host_states_free() == 0) evict_host(0, 1);
-  if (state && host_states_free() == 0) return false;
+  // Room for each of the three is made while what came before it is taken.
   host_kv_ += kv;
+  if (state && host_states_free() == 0) evict_host(0, 1);
+  const bool has_slot = !state || host_states_free() > 0;
+  if (has_slot && host_window_free() < window) evict_host(0, 0, window);
+  if (!has_slot || host_window_free() < window) {
+    host_kv_ -= kv;
+    return false;
+  }
   host_states_ += state ? 1 : 0;
+  host_window_kv_ += window;
   record.on_host = true;
   record.host_state = record.host_state || state;
   record.backup = ++copies_;
+  for (const Entry covered : windows) {
+    covered->second.host_window = true;
+    covered->second.backup = copies_;
+  }
   lock(entry->first, true);
-  backups_.push_back({.number = copies_, .end = entry->first});
+  const std::int64_t window_begin = lock_window(entry->first);
+  backups_.push_back({.number = copies_, .end = entry->first, .locks = {.window = window_begin}});
   return true;
 }
 
 /// [1.13, 14] Backs up what is about to leave the device. The copy is over before this returns.
 void SglangPrefixMap::save(Entry entry) {
   if (!queue_backup(entry)) return;
+  unlock_window(entry->first, backups_.back().locks.window);
   backups_.pop_back();
   unlock(entry->first, true);
-  entry->second.backup = 0;
+  for (const Entry saved : path_of(entry->first)) saved->second.backup = 0;
   note_both_tiers(entry->second);
   write_to_storage(entry);
 }
@@ -144,6 +163,7 @@ void SglangPrefixMap::demote(Entry leaf, Evicted& evicted) {
   evicted.kv += tokens;
   leaf->second.on_device = false;
   const bool had_state = leaf->second.state.exists();
+  take_window(leaf, evicted);
   free_state(leaf->second, evicted);
   if (had_state) spare_no_more(leaf->second);
 }
@@ -156,7 +176,7 @@ void SglangPrefixMap::spare_no_more(Record& record) {
 bool SglangPrefixMap::is_host_leaf(Entry entry) {
   const Record& record = entry->second;
   return !record.on_device && child_count(entry) == 0 && record.full_lock == 0 &&
-         record.state_lock == 0 && record.host_lock == 0 && record.host_state_lock == 0;
+         record.state_lock == 0 && !is_host_locked(entry);
 }
 
 void SglangPrefixMap::drop_from_host(Entry leaf, Evicted& evicted) {
@@ -167,6 +187,7 @@ void SglangPrefixMap::drop_from_host(Entry leaf, Evicted& evicted) {
     --host_states_;
     ++evicted.states;
   }
+  forget_host_window(leaf, evicted);
   records_.erase(leaf);
 }
 
@@ -199,7 +220,8 @@ void SglangPrefixMap::reclaim(std::int64_t kv, Evicted& evicted) {
   for (const Entry entry : over) entry->second.twice = 0;
 }
 
-SglangPrefixMap::Evicted SglangPrefixMap::evict_host(std::int64_t kv, std::int64_t states) {
+SglangPrefixMap::Evicted SglangPrefixMap::evict_host(std::int64_t kv, std::int64_t states,
+                                                     std::int64_t window) {
   Evicted evicted;
   if (options_.backs_up_late) reclaim(kv, evicted);
   const auto oldest = [&](auto may_go, auto age) {
@@ -214,6 +236,7 @@ SglangPrefixMap::Evicted SglangPrefixMap::evict_host(std::int64_t kv, std::int64
     if (leaf == records_.end()) break;
     drop_from_host(leaf, evicted);
   }
+  evict_host_windows(window, evicted);
   while (evicted.states < states) {
     const Entry victim = oldest(
         [](Entry entry) {
@@ -269,18 +292,39 @@ void SglangPrefixMap::unlock_host(const Prefix& end, std::int64_t begin) {
   if (!last.state.exists() && last.host_use == 0) spare_no_more(last);
 }
 
-void SglangPrefixMap::load(const Prefix& end, StateSlot state, std::int64_t host_begin) {
+SglangPrefixMap::LoadLocks SglangPrefixMap::lock_for_load(const Prefix& end) {
+  LoadLocks locks{.host = lock_host(end), .host_window = lock_host_window(end)};
+  lock(end, true);
+  locks.window = lock_window(end);
+  return locks;
+}
+
+void SglangPrefixMap::unlock_load(const Prefix& end, const LoadLocks& locks) {
+  unlock_window(end, locks.window);
+  unlock(end, true);
+  unlock_host_window(end, locks.host_window);
+  unlock_host(end, locks.host);
+}
+
+void SglangPrefixMap::load(const Prefix& end, StateSlot state, const LoadLocks& locks) {
   kv_ += missing(end);
   ++copies_;
+  if (has_windows()) {
+    const std::vector<Entry> window = window_of(end);
+    for (auto entry = window.rbegin(); entry != window.rend(); ++entry)
+      if (!(*entry)->second.has_window) give_window((*entry)->first);
+  }
   for (const Entry entry : path_of(end)) {
     if (!entry->second.on_device && options_.backs_up_late) entry->second.load = copies_;
     entry->second.on_device = true;
   }
   Record& last = records_.at(end);
-  last.state = state;
-  last.host_use = 0;
-  use_state(last);
-  loads_.push_back({.number = copies_, .end = end, .host_begin = host_begin});
+  if (state.exists()) {
+    last.state = state;
+    last.host_use = 0;
+    use_state(last);
+  }
+  loads_.push_back({.number = copies_, .end = end, .locks = locks});
 }
 
 // --- Copies -------------------------------------------------------------------------------------
@@ -305,14 +349,14 @@ std::int64_t SglangPrefixMap::settle() {
     std::vector<Entry> saved = path_of(backup.end);
     std::erase_if(saved, [&](Entry entry) { return entry->second.backup != backup.number; });
     for (const Entry entry : saved) entry->second.backup = 0;
+    unlock_window(backup.end, backup.locks.window);
     unlock(backup.end, true);
     for (const Entry entry : saved) write_to_storage(entry);
   }
   for (; !loads_.empty() && loads_.front().landed; ++settled) {
     const Copy load = loads_.front();
     loads_.pop_front();
-    unlock(load.end, true);
-    unlock_host(load.end, load.host_begin);
+    unlock_load(load.end, load.locks);
     std::vector<Entry> path = path_of(load.end);
     for (auto entry = path.rbegin(); entry != path.rend(); ++entry) {
       if ((*entry)->second.load != load.number) continue;
@@ -325,32 +369,45 @@ std::int64_t SglangPrefixMap::settle() {
 
 // --- The oracle's part --------------------------------------------------------------------------
 
+/// Of KV, and then of the windows, each by itself.
+bool SglangOracle::make_room_for_load(const Prefix& end) {
+  const std::int64_t kv = cached_.missing(end), window = cached_.missing_window(end);
+  if (kv > kv_free()) cached_.evict(kv - kv_free(), 0);
+  if (kv > kv_free()) return false;
+  if (window > 0 && window > window_free()) cached_.evict(0, 0, window - window_free());
+  return window == 0 || window <= window_free();
+}
+
 /// Loads the request's first `more` tokens, of which the device has the first `best`; afterwards
 /// `best` is what the request begins with, and it is locked. An answer where the request cannot be
 /// admitted at all.
 std::optional<Refusal> SglangOracle::load(Request& request, Prefix& best, std::int64_t more,
                                           bool& loaded) {
   const Prefix whole = request.known.first(more);
-  const std::int64_t begin = cached_.lock_host(whole);
-  cached_.lock(whole, true);
+  const SglangPrefixMap::LoadLocks locks = cached_.lock_for_load(whole);
+  const bool brings_state = !cached_.has_state(whole);
   Evicted unreported;
-  request.live = take_slot(unreported);
+  if (brings_state) request.live = take_slot(unreported);
   const bool has_slot = request.live.exists();
   StateSlot of_prefix;
-  // KV is sought before the second slot: its eviction may free slots as well. What another load
-  // brings is not loaded again.
-  if (has_slot && !cached_.is_loading(whole) && make_kv_free(cached_.missing(whole), unreported))
+  // KV and the window are sought before the second slot: their eviction may free slots as well. The
+  // part that another load brings is not loaded again.
+  loaded = has_slot && !cached_.is_loading(whole) && make_room_for_load(whole);
+  if (loaded && brings_state) {
     of_prefix = take_slot(unreported);
-  loaded = of_prefix.exists();
+    loaded = of_prefix.exists();
+  }
   if (loaded) {
-    cached_.load(whole, of_prefix, begin);
-    cached_.lock(whole, true);
-    cached_.unlock(best, true);
+    cached_.load(whole, of_prefix, locks);
+    const Prefix before = best;
+    const Request held = request;
+    lock(request, whole, true);
+    unlock(held, before, true);
     best = whole;
     return std::nullopt;
   }
-  cached_.unlock(whole, true);
-  cached_.unlock_host(whole, begin);
+  cached_.unlock_load(whole, locks);
+  if (!brings_state) return std::nullopt;  // its slot gets the state of what the device has
   release_slot(request.live);
   request.live = StateSlot::none();
   if (!has_slot) return Refusal::no_state_slot;
@@ -590,7 +647,8 @@ void SglangPrefixMap::insert_from_storage(const Prefix& anchor, const Prefix& en
 }
 
 bool SglangPrefixMap::is_host_locked(Entry entry) {
-  return entry->second.host_lock > 0 || entry->second.host_state_lock > 0;
+  return entry->second.host_lock > 0 || entry->second.host_state_lock > 0 ||
+         entry->second.host_window_lock > 0;
 }
 
 // --- Requests that wait -------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <utility>
 
 #include "reference/base/counted.hpp"
 #include "reference/base/require.hpp"
@@ -28,6 +29,8 @@ SglangPrefixMap::Options map_options(const Config& config, const SglangOracle::V
           .path_cap = config.number("path_cap"),
           .host_kv = variant.has_states ? config.number("host_kv") : 0,
           .host_states = config.number("host_states"),
+          .host_window = config.number("host_window_kv") > 0 ? config.number("host_window_kv")
+                                                             : config.number("host_kv"),
           .inserts = write == "write_through_selective" ? 2 : 1,
           .backs_up_late = write == "write_back",
           .has_storage = variant.has_states && has_disk(config),
@@ -206,8 +209,14 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   // Locked before a slot is sought: that eviction must not take what is to be copied.
   lock(request, best, has_states_);
   Evicted unreported, evicted;
-  if (has_states_ && cached > 0 && best_size <= prefix) {  // the copy's slot
+  // The copy's slot. Where the host has more, that is of the longer prefix, whose window is loaded.
+  const Prefix source = request.known.first(std::max(best_size, prefix));
+  if (has_states_ && !source.empty() && cached_.has_state(source)) {
+    const bool on_both = cached_.has_host() && cached_.has_windows();
+    SglangPrefixMap::LoadLocks locks;
+    if (on_both) locks = cached_.lock_for_load(source);
     request.live = take_slot(unreported);
+    if (on_both) cached_.unlock_load(source, locks);
     if (!request.live.exists()) return refuse(Refusal::no_state_slot);
   }
   if (waiting != nullptr && has_lost_match(*waiting, told, operation))
@@ -439,7 +448,10 @@ bool SglangOracle::store(Request& request, std::int64_t length, StateSlot state)
   const Prefix key = request.known.first(length);
   const std::int64_t prev = request.protected_size;
   if (cached_.has_windows())
-    return cached_.insert_with_window(key, state, prev, request.window_evicted).exist;
+    return cached_
+        .insert_with_window(key, state, prev, std::exchange(request.inserted, length),
+                            request.window_evicted)
+        .exist;
   const bool exist = cached_.insert(key, state, prev, request.inserted).exist;
   request.inserted = std::max(request.inserted, length);
   const std::int64_t prompt = whole_pages(request.prompt);
@@ -672,8 +684,9 @@ Result<Reply> SglangOracle::insert(const Operation& operation) {
 
   const StateSlot slot = has_states_ ? held->second.slot : StateSlot::none();
   const auto [exist, duplicates] =
-      cached_.has_windows() ? cached_.insert_with_window(key, slot, prev, up_to_whole_pages(prev))
-                            : cached_.insert(key, slot, prev, 0);
+      cached_.has_windows()
+          ? cached_.insert_with_window(key, slot, prev, 0, up_to_whole_pages(prev))
+          : cached_.insert(key, slot, prev, 0);
   if (has_states_ && !exist) held_.erase(held);  // the slot is the map's now
   return Reply().set(ReplyField::exist, exist ? 1 : 0).set(ReplyField::freed_kv, duplicates);
 }

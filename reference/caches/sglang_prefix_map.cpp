@@ -134,22 +134,24 @@ SglangPrefixMap::Match SglangPrefixMap::match(const Prefix& key) {
   if (match.full > 0 && !contains(key.first(match.full))) split(key.first(match.full));
 
   std::vector<Entry> path = path_of(key);
-  std::int64_t covered = std::numeric_limits<std::int64_t>::max();  // by windows, without a gap
+  // By windows, without a gap: of the device, and of either tier.
+  std::int64_t covered = std::numeric_limits<std::int64_t>::max(), covered_on_either = covered;
   std::int64_t size = 0;
   for (const Entry entry : path) {
-    if (has_windows() && !entry->second.has_window)
-      covered = 0;
-    else if (has_windows() && covered < options_.reach)
-      covered += entry->first.size() - size;
+    const std::int64_t edge = entry->first.size() - size;
+    const auto count = [&](std::int64_t& tokens, bool is_there) {
+      if (has_windows() && !is_there) tokens = 0;
+      if (tokens < options_.reach && is_there) tokens += edge;
+    };
+    count(covered, entry->second.has_window);
+    count(covered_on_either, entry->second.has_window || entry->second.host_window);
     size = entry->first.size();
     if (can_be_matched(entry) && covered >= options_.reach) match.prefix = size;
+    if ((can_be_matched(entry) || entry->second.host_state) && covered_on_either >= options_.reach)
+      match.best = size;
   }
-  if (has_windows())
-    while (!path.empty() && path.back()->first.size() > match.prefix) path.pop_back();
-  while (!path.empty() && !can_be_matched(path.back()) && !path.back()->second.host_state)
-    path.pop_back();
+  while (!path.empty() && path.back()->first.size() > match.best) path.pop_back();
   if (path.empty()) return match;
-  match.best = path.back()->first.size();
   match.told = match.prefix;
   for (const Entry entry : path)
     if (entry->first.size() > match.prefix && entry->second.on_host) match.told += edge_size(entry);
@@ -168,7 +170,7 @@ SglangPrefixMap::Inserted SglangPrefixMap::insert(const Prefix& key, StateSlot s
                                                   std::int64_t prev, std::int64_t before) {
   if (key.empty()) return {};
   require(state.exists() == options_.has_states, "an insert brings a state where there are states");
-  if (has_host()) return insert_and_back_up(key, state, prev, before);
+  if (has_host()) return insert_and_back_up(key, state, prev, before, 0);
   read_clock();  // the root's touch
   const std::vector<Entry> path = path_of(key);
   for (const Entry entry : path) entry->second.last_access = read_clock();
@@ -264,6 +266,8 @@ bool SglangPrefixMap::drop(Entry leaf, Evicted& evicted) {
   free_state(leaf->second, evicted);
   if (leaf->second.host_state) --host_states_;
   take_window(leaf, evicted);
+  Evicted unreported;
+  forget_host_window(leaf, unreported);
   records_.erase(leaf);
   if (!options_.rules.bare_parents_go || path.size() < 2) return true;
   const Entry parent = path[path.size() - 2];

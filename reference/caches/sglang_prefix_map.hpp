@@ -56,10 +56,11 @@ class SglangPrefixMap {
     std::int64_t path_cap = -1;  ///< states on a path, softly; -1: no cap
     std::int64_t host_kv = 0;    ///< KV tokens of the host; 0: there is none [1.13]
     std::int64_t host_states = 0;
-    std::int64_t inserts = 1;    ///< over a prefix, the last of which backs it up
-    bool backs_up_late = false;  ///< not for an insert, but when it leaves the device
-    bool has_storage = false;    ///< behind the host [1.14]
-    std::int64_t reach = 0;      ///< tokens that a window has before a token; 0: none [1.15]
+    std::int64_t host_window = 0;  ///< KV tokens of the windows on the host [1.16]
+    std::int64_t inserts = 1;      ///< over a prefix, the last of which backs it up
+    bool backs_up_late = false;    ///< not for an insert, but when it leaves the device
+    bool has_storage = false;      ///< behind the host [1.14]
+    std::int64_t reach = 0;        ///< tokens that a window has before a token; 0: none [1.15]
     Rules rules{};
   };
   /// Evicted states go to the end of `free_slots`; whoever inserts took a slot from its front.
@@ -69,7 +70,7 @@ class SglangPrefixMap {
   struct Match {
     std::int64_t full = 0;    ///< tokens whose KV is stored
     std::int64_t prefix = 0;  ///< tokens of the longest stored prefix that can be used
-    std::int64_t best = 0;    ///< the same, with a state of the host as well
+    std::int64_t best = 0;    ///< the same, with states and windows of the host as well
     std::int64_t told = 0;    ///< `prefix`, and tokens between it and `best` with KV on the host
   };
   struct Inserted {
@@ -99,7 +100,7 @@ class SglangPrefixMap {
   bool has_windows() const { return options_.reach != 0; }
   /// The same as insert(); whoever inserts has the window's KV of tokens from `evicted` on.
   Inserted insert_with_window(const Prefix& key, StateSlot state, std::int64_t prev,
-                              std::int64_t evicted);
+                              std::int64_t before, std::int64_t evicted);
   std::int64_t lock_window(const Prefix& end);  ///< returns the first token that is locked
   void unlock_window(const Prefix& end, std::int64_t begin);
   void unlock_state(const Prefix& end);  ///< takes back that part of a lock
@@ -110,16 +111,29 @@ class SglangPrefixMap {
   bool has_host() const { return options_.host_kv != 0; }
   std::int64_t host_kv_free() const { return options_.host_kv - host_kv_; }
   std::int64_t host_states_free() const { return options_.host_states - host_states_; }
-  Evicted evict_host(std::int64_t kv, std::int64_t states);
+  std::int64_t host_window_free() const { return options_.host_window - host_window_kv_; }
+  Evicted evict_host(std::int64_t kv, std::int64_t states, std::int64_t window = 0);
   /// Tokens of the stored prefixes of `end`, itself included, that are not on the device.
   std::int64_t missing(const Prefix& end);
-  /// Whether a load, other than of its state, brings it, where prefixes are backed up late.
-  bool is_loading(const Prefix& end) const { return records_.at(end).load != 0; }
+  /// Tokens of the window before its end that the host alone has [1.16].
+  std::int64_t missing_window(const Prefix& end);
+  bool has_state(const Prefix& end) const { return records_.at(end).state.exists(); }
+  /// Whether another load brings part of what its load would bring beside KV, where prefixes are
+  /// backed up late.
+  bool is_loading(const Prefix& end);
   std::int64_t lock_host(const Prefix& end);  ///< returns where the locked edge begins
   void unlock_host(const Prefix& end, std::int64_t begin);
-  /// Brings `end` and its prefixes to the device, with a state in that slot. The load keeps the
-  /// locks that its caller has taken until it is settled.
-  void load(const Prefix& end, StateSlot state, std::int64_t host_begin);
+  std::int64_t lock_host_window(const Prefix& end);  ///< returns the first token that is locked
+  void unlock_host_window(const Prefix& end, std::int64_t begin);
+  /// All locks that a load holds until it is settled: on its end and its window, on both tiers.
+  struct LoadLocks {
+    std::int64_t host = 0, window = 0, host_window = 0;
+  };
+  LoadLocks lock_for_load(const Prefix& end);
+  void unlock_load(const Prefix& end, const LoadLocks& locks);
+  /// Brings `end` and its prefixes to the device, with a state in that slot unless it has one. The
+  /// load keeps these locks.
+  void load(const Prefix& end, StateSlot state, const LoadLocks& locks);
   bool land_backup() { return land(backups_); }
   bool land_load() { return land(loads_); }
   void land_loads(std::int64_t number);  ///< up to that one
@@ -179,13 +193,15 @@ class SglangPrefixMap {
     std::int64_t inserts = 0;   ///< over it, each request's once
     bool has_window = false;    ///< the window's KV of its edge
     std::int64_t window_lock = 0;
+    bool host_window = false;
+    std::int64_t host_window_lock = 0;
     std::int64_t twice = 0;  ///< number with which its KV came to be on both tiers; 0: forgotten
   };
   /// A copy that is not settled.
   struct Copy {
     std::int64_t number;
     Prefix end;
-    std::int64_t host_begin = 0;
+    LoadLocks locks{};  ///< of a backup: that of the window alone
     bool landed = false;
   };
   using Map = std::map<Prefix, Record>;
@@ -210,10 +226,18 @@ class SglangPrefixMap {
   void free_state(Record& record, Evicted& evicted);
   bool drop(Entry leaf, Evicted& evicted);  ///< false: it has to stay
   Inserted insert_and_back_up(const Prefix& key, StateSlot state, std::int64_t prev,
-                              std::int64_t before);
+                              std::int64_t before, std::int64_t evicted);
   bool store(const Prefix& key, StateSlot state, bool is_new);
   void refill(const Prefix& end, std::int64_t evicted);
+  void give_new_window(const Prefix& key, std::int64_t stored, std::int64_t evicted);
   void give_window(const Prefix& end);
+  std::vector<Entry> window_of(const Prefix& end);
+  std::vector<Entry> unsaved_window(const Prefix& end);
+  std::int64_t edge_sum(const std::vector<Entry>& entries) const;
+  void spare_window_no_more(Entry entry);
+  void forget_host_window(Entry entry, Evicted& evicted);
+  void evict_host_windows(std::int64_t window, Evicted& evicted);
+  void save_window(Entry entry);
   void split_window(Entry parent, Entry child);
   void take_window(Entry entry, Evicted& evicted);
   void use_windows(const Prefix& end);
@@ -242,7 +266,9 @@ class SglangPrefixMap {
   std::int64_t kv_ = 0;
   std::int64_t clock_ = 0;
   std::int64_t uses_ = 0;
-  std::list<Prefix> windows_;  // of prefixes with a window, the one used last at the front
+  std::list<Prefix> windows_;       // of prefixes with a window, the one used last at the front
+  std::list<Prefix> host_windows_;  // likewise, of those with one on the host alone, not locked
+  std::int64_t host_window_kv_ = 0;
   std::int64_t host_kv_ = 0;
   std::int64_t host_states_ = 0;
   std::int64_t copies_ = 0;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 
 #include "reference/base/require.hpp"
 #include "reference/caches/sglang_oracle.hpp"
@@ -17,6 +18,7 @@ namespace lockstep::reference {
 void SglangPrefixMap::give_window(const Prefix& end) {
   records_.at(end).has_window = true;
   windows_.push_front(end);
+  host_windows_.remove(end);
 }
 
 void SglangPrefixMap::take_window(Entry entry, Evicted& evicted) {
@@ -24,11 +26,16 @@ void SglangPrefixMap::take_window(Entry entry, Evicted& evicted) {
   entry->second.has_window = false;
   evicted.window += edge_size(entry);
   windows_.erase(std::find(windows_.begin(), windows_.end(), entry->first));
+  spare_window_no_more(entry);
 }
 
 /// Both halves have the window, and the shorter one goes right before the longer one.
 void SglangPrefixMap::split_window(Entry parent, Entry child) {
   parent->second.window_lock = child->second.window_lock;
+  parent->second.host_window_lock = child->second.host_window_lock;
+  parent->second.host_window = child->second.host_window;
+  const auto on_host = std::find(host_windows_.begin(), host_windows_.end(), child->first);
+  if (on_host != host_windows_.end()) host_windows_.insert(std::next(on_host), parent->first);
   if (!child->second.has_window) return;
   parent->second.has_window = true;
   const auto place = std::find(windows_.begin(), windows_.end(), child->first);
@@ -55,8 +62,10 @@ void SglangPrefixMap::refill(const Prefix& end, std::int64_t evicted) {
 
 SglangPrefixMap::Inserted SglangPrefixMap::insert_with_window(const Prefix& key, StateSlot state,
                                                               std::int64_t prev,
+                                                              std::int64_t before,
                                                               std::int64_t evicted) {
   if (key.empty()) return {};
+  if (has_host()) return insert_and_back_up(key, state, prev, before, evicted);
   read_clock();  // the root's touch
   const std::int64_t stored = longest_shared(key);
   std::vector<std::int64_t> sizes;
@@ -77,18 +86,24 @@ SglangPrefixMap::Inserted SglangPrefixMap::insert_with_window(const Prefix& key,
     inserted.exist = store(key, state, false);
   } else {
     records_[key].last_access = read_clock();
-    const std::int64_t live = std::max(stored, evicted);
-    const std::int64_t most = (options_.reach + options_.page - 1) / options_.page * options_.page;
-    if (live > stored && live < key.size()) split(key.first(live));
-    if (key.size() - live > most) {  // so that a lock on the key holds one window
-      split(key.first(key.size() - most));
-      give_window(key.first(key.size() - most));
-    }
-    if (live < key.size()) give_window(key);
+    give_new_window(key, stored, evicted);
     store(key, state, true);
   }
   use_windows(key);
   return inserted;
+}
+
+/// The window of a key that is new beyond its first `stored` tokens.
+void SglangPrefixMap::give_new_window(const Prefix& key, std::int64_t stored,
+                                      std::int64_t evicted) {
+  const std::int64_t live = std::max(stored, evicted);
+  const std::int64_t most = (options_.reach + options_.page - 1) / options_.page * options_.page;
+  if (live > stored && live < key.size()) split(key.first(live));
+  if (key.size() - live > most) {  // so that a lock on the key holds one window
+    split(key.first(key.size() - most));
+    give_window(key.first(key.size() - most));
+  }
+  if (live < key.size()) give_window(key);
 }
 
 /// Locks the stored prefixes whose edges the window before `end` covers.
@@ -132,19 +147,130 @@ std::int64_t SglangPrefixMap::locked_window_kv() {
 
 /// The window used longest ago goes; with a leaf all, elsewhere the state as well.
 void SglangPrefixMap::evict_windows(std::int64_t window, Evicted& evicted) {
+  std::set<Prefix> stay;
   while (evicted.window < window) {
     const auto oldest = std::find_if(windows_.rbegin(), windows_.rend(), [&](const Prefix& end) {
-      return records_.at(end).window_lock == 0;
+      return records_.at(end).window_lock == 0 && !stay.contains(end);
     });
     if (oldest == windows_.rend()) return;
     const Entry victim = records_.find(*oldest);
     if (is_leaf(victim)) {
-      drop(victim, evicted);
+      if (!drop(victim, evicted)) stay.insert(victim->first);
       continue;
     }
+    if (options_.backs_up_late) save_window(victim);
     take_window(victim, evicted);
+    if (!victim->second.state.exists()) continue;
     free_state(victim->second, evicted);
+    spare_no_more(victim->second);
   }
+}
+
+// --- On the host [1.16] -------------------------------------------------------------------------
+
+/// The stored prefixes whose edges the window before `end` covers, the longest first.
+std::vector<SglangPrefixMap::Entry> SglangPrefixMap::window_of(const Prefix& end) {
+  std::vector<Entry> path = path_of(end);
+  std::reverse(path.begin(), path.end());
+  std::erase_if(path,
+                [&](Entry entry) { return end.size() - entry->first.size() >= options_.reach; });
+  return path;
+}
+
+std::int64_t SglangPrefixMap::edge_sum(const std::vector<Entry>& entries) const {
+  std::int64_t tokens = 0;
+  for (const Entry entry : entries) tokens += edge_size(entry);
+  return tokens;
+}
+
+/// Those whose window the host lacks, up to the first one that has none on either tier or whose
+/// backup is not settled.
+std::vector<SglangPrefixMap::Entry> SglangPrefixMap::unsaved_window(const Prefix& end) {
+  std::vector<Entry> unsaved;
+  if (!has_windows()) return unsaved;
+  for (const Entry entry : window_of(end)) {
+    const Record& record = entry->second;
+    if (record.backup != 0 || (!record.has_window && !record.host_window)) break;
+    if (!record.host_window) unsaved.push_back(entry);
+  }
+  return unsaved;
+}
+
+std::int64_t SglangPrefixMap::missing_window(const Prefix& end) {
+  std::int64_t tokens = 0;
+  if (!has_windows()) return tokens;
+  for (const Entry entry : window_of(end))
+    if (!entry->second.has_window) tokens += edge_size(entry);
+  return tokens;
+}
+
+bool SglangPrefixMap::is_loading(const Prefix& end) {
+  if (!has_state(end) && records_.at(end).load != 0) return true;
+  if (!has_windows()) return false;
+  const std::vector<Entry> window = window_of(end);
+  return std::any_of(window.begin(), window.end(), [](Entry entry) {
+    return !entry->second.has_window && entry->second.load != 0;
+  });
+}
+
+/// The device no longer has the window, so the host may evict its own.
+void SglangPrefixMap::spare_window_no_more(Entry entry) {
+  const Record& record = entry->second;
+  if (record.host_window && !record.has_window && record.host_window_lock == 0)
+    host_windows_.push_front(entry->first);
+}
+
+void SglangPrefixMap::forget_host_window(Entry entry, Evicted& evicted) {
+  if (!entry->second.host_window) return;
+  entry->second.host_window = false;
+  host_window_kv_ -= edge_size(entry);
+  evicted.window += edge_size(entry);
+  host_windows_.remove(entry->first);
+}
+
+/// A state is of no use without the window before it.
+void SglangPrefixMap::evict_host_windows(std::int64_t window, Evicted& evicted) {
+  while (evicted.window < window && !host_windows_.empty()) {
+    const Entry victim = records_.find(host_windows_.back());
+    if (is_host_leaf(victim)) {
+      drop_from_host(victim, evicted);
+      continue;
+    }
+    forget_host_window(victim, evicted);
+    if (!victim->second.host_state) continue;
+    victim->second.host_state = false;
+    victim->second.host_use = 0;
+    --host_states_;
+    ++evicted.states;
+  }
+}
+
+std::int64_t SglangPrefixMap::lock_host_window(const Prefix& end) {
+  std::int64_t begin = 0;
+  if (!has_windows()) return begin;
+  for (const Entry entry : window_of(end)) {
+    if (entry->second.host_window_lock++ == 0) host_windows_.remove(entry->first);
+    begin = entry->first.size() - edge_size(entry);
+  }
+  return begin;
+}
+
+void SglangPrefixMap::unlock_host_window(const Prefix& end, std::int64_t begin) {
+  if (!has_windows()) return;
+  std::vector<Entry> path = path_of(end);
+  for (auto entry = path.rbegin(); entry != path.rend(); ++entry) {
+    if ((*entry)->first.size() <= begin) break;
+    --(*entry)->second.host_window_lock;
+    spare_window_no_more(*entry);
+  }
+}
+
+/// Saves an inner prefix whose window is about to go, unless the host has its KV or its window.
+void SglangPrefixMap::save_window(Entry entry) {
+  if (entry->second.on_host || entry->second.host_window) return;
+  const std::int64_t needed = edge_sum(unsaved_window(entry->first));
+  if (host_window_free() < needed) evict_host(0, 0, needed);
+  save(entry);
 }
 
 // --- Requests -----------------------------------------------------------------------------------

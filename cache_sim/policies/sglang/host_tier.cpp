@@ -39,11 +39,10 @@ SnapshotHost HostTier::snapshot() const {
   for (const auto* queue : {&backups, &loads})
     for (const CopyInFlight& copy : *queue) {
       if (copy.landed) continue;
-      std::int64_t tokens = 0;
-      for (const KvRun& run : copy.slots.kv_targets) tokens += run.size;
-      now.in_flight.push_back({copy.id,
-                               queue == &backups,
-                               {tokens, static_cast<std::int64_t>(copy.slots.states.size())}});
+      now.in_flight.push_back(
+          {copy.id,
+           queue == &backups,
+           {copy.kv_tokens, static_cast<std::int64_t>(copy.slots.states.size())}});
     }
   return now;
 }
@@ -79,7 +78,8 @@ bool RadixTree::queue_backup(NodeIndex index) {
   const RadixNode& source = node(index);
   const std::uint32_t tokens = is_backed_up(index) ? 0 : source.edge_size();
   const bool with_state = source.state.exists() && !host_->nodes[index.value].state.exists();
-  if (tokens == 0 && !with_state) return true;
+  const std::vector<NodeIndex> windows = windows_to_save(index);
+  if (tokens == 0 && !with_state && windows.empty()) return true;
   const std::int64_t lacking = tokens - host_->kv.free_count();
   if (lacking > 0 && evict_host(lacking, 0).kv < lacking) {
     LOCKSTEP_MARK("backup.no_kv");
@@ -93,8 +93,15 @@ bool RadixTree::queue_backup(NodeIndex index) {
     host_->kv.release(kv);
     return false;
   }
+  const std::int64_t window_tokens = edge_sum(windows);
+  if (window_tokens > host_->windows.free_count()) evict_host(0, 0, window_tokens);
+  if (window_tokens > host_->windows.free_count()) {
+    LOCKSTEP_MARK("backup.no_window");
+    host_->kv.release(kv);
+    return false;
+  }
   HostNode& target = host_->nodes[index.value];
-  CopyInFlight backup{.id = ++host_->copies, .node = index, .slots = {}};
+  CopyInFlight backup{.id = ++host_->copies, .node = index, .slots = {}, .kv_tokens = tokens};
   backup.slots.index_keys = rules_.host_has_index_keys;
   if (tokens != 0) {
     backup.slots.kv_sources = source.kv;
@@ -106,11 +113,15 @@ bool RadixTree::queue_backup(NodeIndex index) {
     backup.slots.states.push_back({source.state, target.state});
   }
   target.backup = backup.id;
+  save_windows(windows, backup);
   host_->to_host.kv_tokens += tokens;
   host_->to_host.states += with_state ? 1 : 0;
   host_->layers.queue_copy(backup.slots);
+  if (rules_.backup_locks && !writes_back()) {
+    lock(index);
+    if (rules_.backup_locks_window) backup.window_begin = lock_window(index);
+  }
   host_->backups.push_back(std::move(backup));
-  if (rules_.backup_locks && !writes_back()) lock(index);
   touch(index, false);
   return true;
 }
@@ -148,7 +159,7 @@ bool RadixTree::drop_extensions(NodeIndex index) {
   }
   for (const NodeIndex extension : below) {
     const HostNode& copy = host_->nodes[extension.value];
-    if (copy.kv_lock == 0 && copy.state_lock == 0) continue;
+    if (copy.kv_lock == 0 && copy.state_lock == 0 && copy.window_lock == 0) continue;
     LOCKSTEP_MARK("evict.spares_locked_extensions");
     return false;
   }
@@ -167,6 +178,8 @@ bool RadixTree::drop_extensions(NodeIndex index) {
 void RadixTree::forget_host_copy(NodeIndex index) {
   HostNode& copy = host_->nodes[index.value];
   host_->kv.release_from(copy.kv, 0);
+  host_->windows.release(copy.window);
+  unlist_host_window(index);
   if (copy.state.exists()) host_->states.release(copy.state);
   unlist_host_state(index);
   if (copy.leaf_use != 0) host_->listed_leaves.erase(copy.leaf_use);
@@ -193,6 +206,7 @@ void RadixTree::demote(NodeIndex index, Evicted& evicted) {
     list_host_state(index);
   }
   kv_.release_from(leaf.kv, 0);
+  if (windows_ != nullptr) drop_window(index, evicted);
   const NodeIndex neighbour = leaf.listed ? leaf.leaf_older : NodeIndex::none();
   unlist(index);
   --nodes_[leaf.parent.value].child_count;
@@ -226,6 +240,7 @@ void RadixTree::split_host_copy(NodeIndex upper_index, NodeIndex child_index,
   upper.backup = rules_.split_copies_backup ? child.backup : 0;
   upper.load = rules_.split_copies_load ? child.load : 0;
   upper.inserts = rules_.split_copies_inserts ? child.inserts : 0;
+  if (windows_ != nullptr) split_host_window(upper_index, child_index, length);
   if (child.kv.empty()) return;
   if (child.backup != 0) LOCKSTEP_MARK("split.backup_in_flight");
   KvRuns lower;
@@ -242,7 +257,7 @@ bool RadixTree::is_host_leaf(NodeIndex index) const {
   const HostNode& copy = host_->nodes[index.value];
   return candidate.alive && index != kRoot && !is_on_device(index) && copy.children == 0 &&
          candidate.full_lock == 0 && candidate.state_lock == 0 && copy.kv_lock == 0 &&
-         copy.state_lock == 0;
+         copy.state_lock == 0 && copy.window_lock == 0;
 }
 
 /// Enters a node into the list of host leaves, moves it or takes it out, as it is now.
@@ -261,7 +276,9 @@ void RadixTree::drop_host_leaf(NodeIndex index, Evicted& evicted) {
   HostNode& copy = host_->nodes[index.value];
   evicted.kv += leaf.edge_size();
   if (copy.state.exists()) evicted.states += 1;
+  if (!copy.window.empty()) evicted.window += leaf.edge_size();
   forget_host_copy(index);
+  if (windows_ != nullptr) windows_->nodes[index.value] = {};
   remove_child(index);
   leaf.alive = false;
   list_host_leaf(leaf.parent);
@@ -327,11 +344,23 @@ void RadixTree::reclaim_twice(std::int64_t kv_tokens, Evicted& evicted) {
   }
 }
 
-RadixTree::Evicted RadixTree::evict_host(std::int64_t kv_tokens, std::int64_t states) {
+void RadixTree::forget_host_state(NodeIndex index, Evicted& evicted) {
+  HostNode& copy = host_->nodes[index.value];
+  if (!copy.state.exists()) return;
+  host_->states.release(copy.state);
+  copy.state = StateSlot::none();
+  unlist_host_state(index);
+  evicted.states += 1;
+  touch(index, false);
+}
+
+RadixTree::Evicted RadixTree::evict_host(std::int64_t kv_tokens, std::int64_t states,
+                                         std::int64_t window_tokens) {
   Evicted evicted;
   if (writes_back()) reclaim_twice(kv_tokens, evicted);
   while (evicted.kv < kv_tokens && !host_->listed_leaves.empty())
     drop_host_leaf(host_->listed_leaves.begin()->second, evicted);
+  evict_host_windows(window_tokens, evicted);
   while (evicted.states < states) {
     const NodeIndex oldest = next_host_state();
     if (!oldest.exists()) break;
@@ -340,12 +369,7 @@ RadixTree::Evicted RadixTree::evict_host(std::int64_t kv_tokens, std::int64_t st
       continue;
     }
     LOCKSTEP_MARK("evict_host.state_alone");
-    HostNode& copy = host_->nodes[oldest.value];
-    host_->states.release(copy.state);
-    copy.state = StateSlot::none();
-    unlist_host_state(oldest);
-    evicted.states += 1;
-    touch(oldest, false);
+    forget_host_state(oldest, evicted);
   }
   return evicted;
 }
@@ -386,64 +410,91 @@ void RadixTree::unlock_host(NodeIndex index, std::uint32_t begin) {
   }
 }
 
-/// Brings to the device what is missing above `best` and its state, into a slot of the node and
-/// into one of the request.
+/// Brings to the device what is missing above `best`: KV, the window before its end, and its state,
+/// into a slot of the node and into one of the request.
 RadixTree::Load RadixTree::load(NodeIndex best, StateSlot& request_slot) {
-  const std::uint32_t begin = lock_host(best);
+  const bool brings_state = !node(best).state.exists();
+  CopyInFlight load{.id = 0, .node = best, .slots = {}, .host_begin = lock_host(best)};
+  load.host_window_begin = lock_host_window(best);
   lock(best);
-  const auto give_up = [&] {
-    unlock(best);
-    unlock_host(best, begin);
-  };
-  if (states_.free_count() == 0) evict_for_alloc(0, 1);
-  if (states_.free_count() == 0) {
-    LOCKSTEP_MARK("load.no_request_slot");
-    give_up();
-    return Load::no_request_slot;
+  load.window_begin = lock_window(best);
+  const auto give_up = [&] { unlock_load(load); };
+  if (brings_state) {
+    if (states_.free_count() == 0) evict_for_alloc(0, 1);
+    if (states_.free_count() == 0) {
+      LOCKSTEP_MARK("load.no_request_slot");
+      give_up();
+      return Load::no_request_slot;
+    }
+    request_slot = states_.allocate();
   }
-  request_slot = states_.allocate();
-  const auto refuse = [&](const KvRuns& kv) {
+  KvRuns kv, window_slots;
+  const auto refuse = [&] {
     kv_.release(kv);
+    if (windows_ != nullptr) windows_->pool.release(window_slots);
     give_up();
-    if (!rules_.refused_load_frees_slot) return Load::refused;
+    if (!brings_state || !rules_.refused_load_frees_slot) return Load::refused;
     states_.release(request_slot);
     request_slot = StateSlot::none();
     return Load::refused;
   };
-  if (host_->nodes[best.value].load != 0 && rules_.loads_wait_for_loads) {
+  const std::vector<NodeIndex> windows = windows_to_load(best);
+  const bool is_loading = (brings_state && host_->nodes[best.value].load != 0) ||
+                          std::any_of(windows.begin(), windows.end(), [&](NodeIndex at) {
+                            return host_->nodes[at.value].load != 0;
+                          });
+  if (is_loading && rules_.loads_wait_for_loads) {
     LOCKSTEP_MARK("load.other_load");
-    return refuse({});
+    return refuse();
   }
   std::uint32_t tokens = 0;
   for (NodeIndex at = best; !is_on_device(at); at = node(at).parent) tokens += node(at).edge_size();
   if (tokens > kv_.free_count()) evict_for_alloc(tokens - kv_.free_count(), 0);
   if (tokens > kv_.free_count()) {
     LOCKSTEP_MARK("load.no_kv");
-    return refuse({});
+    return refuse();
   }
-  KvRuns kv;
   if (tokens != 0) kv.push_back(kv_.allocate(tokens));
-  if (states_.free_count() == 0) evict_for_alloc(0, 1);
-  if (states_.free_count() == 0) {
-    LOCKSTEP_MARK("load.no_node_slot");
-    return refuse(kv);
+  if (const std::uint32_t size = edge_sum(windows); size != 0) {
+    const auto lacking = [&] { return size - windows_->pool.free_count(); };
+    if (lacking() > 0) evict_for_alloc(0, 0, lacking());
+    if (lacking() > 0) {
+      LOCKSTEP_MARK("load.no_window");
+      return refuse();
+    }
+    window_slots.push_back(windows_->pool.allocate(size));
   }
-  queue_load(best, kv, request_slot, begin);
+  if (brings_state && states_.free_count() == 0) evict_for_alloc(0, 1);
+  if (brings_state && states_.free_count() == 0) {
+    LOCKSTEP_MARK("load.no_node_slot");
+    return refuse();
+  }
+  queue_load(std::move(load), kv, windows, window_slots, request_slot);
   return Load::queued;
 }
 
-/// Gives the nodes above `best` that the device lacks these slots, and its state one more.
-void RadixTree::queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_slot,
-                           std::uint32_t begin) {
+/// Takes back the locks of a load that has ended or is refused.
+void RadixTree::unlock_load(const CopyInFlight& load) {
+  unlock_window(load.node, load.window_begin);
+  unlock(load.node);
+  unlock_host_window(load.node, load.host_window_begin);
+  unlock_host(load.node, load.host_begin);
+}
+
+/// Gives the nodes above the load's that the device lacks these slots, and its state, where it is
+/// on the host alone, one more.
+void RadixTree::queue_load(CopyInFlight load, const KvRuns& kv,
+                           const std::vector<NodeIndex>& windows, const KvRuns& window_slots,
+                           StateSlot request_slot) {
+  const NodeIndex best = load.node;
+  load.id = ++host_->copies;
   std::vector<NodeIndex> missing;
   for (NodeIndex at = best; !is_on_device(at); at = node(at).parent) missing.push_back(at);
-  CopyInFlight load{.id = ++host_->copies, .node = best, .slots = {}, .host_begin = begin};
   load.slots.index_keys = rules_.host_has_index_keys;
-  host_->to_device.states += 2;
   for (std::uint32_t at = 0; !missing.empty(); missing.pop_back()) {
     const NodeIndex index = missing.back();
     const std::uint32_t end = at + node(index).edge_size();
-    host_->to_device.kv_tokens += end - at;
+    load.kv_tokens += end - at;
     KvRuns own;
     append_slice(own, kv, at, end);
     at = end;
@@ -453,14 +504,19 @@ void RadixTree::queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_s
     if (writes_back()) host_->nodes[index.value].load = load.id;
   }
   load.slots.kv_targets = kv;
+  load_windows(windows, window_slots, load);
   RadixNode& loaded = nodes_[best.value];
-  loaded.state = states_.allocate();
-  unlist_host_state(best);
-  lru_push_newest(best);
-  ++sizes_.protected_states;  // the load holds a lock
+  if (!loaded.state.exists()) {
+    loaded.state = states_.allocate();
+    unlist_host_state(best);
+    lru_push_newest(best);
+    ++sizes_.protected_states;  // the load holds a lock
+    const StateSlot source = host_->nodes[best.value].state;
+    load.slots.states = {{source, loaded.state}, {source, request_slot}};
+  }
+  host_->to_device.kv_tokens += load.kv_tokens;
+  host_->to_device.states += static_cast<std::int64_t>(load.slots.states.size());
   touch(best, false);
-  const StateSlot source = host_->nodes[best.value].state;
-  load.slots.states = {{source, loaded.state}, {source, request_slot}};
   host_->layers.queue_copy(load.slots);
   host_->loads.push_back(std::move(load));
   LOCKSTEP_MARK("load.queued");
@@ -474,8 +530,7 @@ std::int64_t RadixTree::settle() {
   for (auto& loads = host_->loads; !loads.empty() && loads.front().landed; ++settled) {
     const CopyInFlight load = std::move(loads.front());
     loads.pop_front();
-    unlock(load.node);
-    unlock_host(load.node, load.host_begin);
+    unlock_load(load);
     for (NodeIndex at = load.node; writes_back() && at != kRoot; at = node(at).parent) {
       if (host_->nodes[at.value].load != load.id) continue;
       host_->nodes[at.value].load = 0;
@@ -491,13 +546,20 @@ std::int64_t RadixTree::settle_backups() {
     const CopyInFlight backup = std::move(backups.front());
     backups.pop_front();
     std::vector<NodeIndex> saved;
-    for (NodeIndex at = backup.node; host_->nodes[at.value].backup == backup.id;
-         at = node(at).parent) {
+    // Nodes whose window it has copied, too, are those above it, with others between them.
+    for (NodeIndex at = backup.node; at != kRoot; at = node(at).parent) {
+      if (host_->nodes[at.value].backup != backup.id) {
+        if (windows_ == nullptr) break;
+        continue;
+      }
       host_->nodes[at.value].backup = 0;
       list_twice(at);
       saved.push_back(at);
     }
-    if (rules_.backup_locks && !writes_back()) unlock(backup.node);
+    if (rules_.backup_locks && !writes_back()) {
+      if (rules_.backup_locks_window) unlock_window(backup.node, backup.window_begin);
+      unlock(backup.node);
+    }
     for (; host_->storage && !saved.empty(); saved.pop_back()) store(saved.back());
   }
   return settled;

@@ -224,7 +224,8 @@ void RadixTree::cap_states(NodeIndex tail) {
 RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name salt) {
   Match found{.end = kRoot, .reached = kRoot};
   NodeIndex at = kRoot;
-  std::uint32_t covered = 1u << 30;  // tokens since the last tombstone of the windows
+  // Tokens since the last tombstone of the windows, on the device and on either tier.
+  std::uint32_t covered = 1u << 30, covered_on_either = covered;
   while (found.full < size) {
     std::uint32_t common = 0;
     NodeIndex child = find_child(at, salt, key, found.full, size - found.full, common);
@@ -234,13 +235,17 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
     const NodeIndex lower = child;  // the child itself, where the key passes it
     if (partial) child = split(child, common);
     found.reached = child;
-    const bool has_window = windows_ == nullptr || window_ends_at(child, covered);
-    if (!has_window) {
-      LOCKSTEP_MARK("match.window_is_gone");
-    } else if (!rules_.has_states || node(child).state.exists() || rules_.reuses_kv_without_state) {
+    const bool has_window = windows_ == nullptr || window_ends_at(child, true, covered);
+    const bool on_either = host_ != nullptr &&
+                           (windows_ == nullptr || window_ends_at(child, false, covered_on_either));
+    const bool has_state =
+        !rules_.has_states || node(child).state.exists() || rules_.reuses_kv_without_state;
+    if (!has_window) LOCKSTEP_MARK("match.window_is_gone");
+    if (has_window && has_state) {
       found.end = child;
       found.prefix = found.full;
-    } else if (host_ != nullptr && host_->nodes[child.value].state.exists()) {
+    } else if (on_either && (has_state || host_->nodes[child.value].state.exists())) {
+      if (has_state) LOCKSTEP_MARK("match.window_on_host");
       found.on_host = child;
       found.host_prefix = found.full;
     }
@@ -341,6 +346,7 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
       append_slice(computed, row, first - row_begin, depth - row_begin);
       put_on_device(child, std::move(computed));
       list_twice(child);
+      if (windows_ != nullptr) fill_window(child, *window, false);
     } else if (first < depth) {
       done.duplicates += depth - first;
       if (windows_ == nullptr)
@@ -361,7 +367,7 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     const std::uint32_t leaf_start = depth;
     at = add_leaf(key.prefix(size), salt, at);
     append_slice(nodes_[at.value].kv, row, leaf_start - row_begin, size - row_begin);
-    if (windows_ != nullptr) fill_window(at, *window);
+    if (windows_ != nullptr) fill_window(at, *window, true);
     done.exist = rules_.has_states && attach(at, state);
     list_if_leaf(at);
     if (host_ != nullptr && size > inserted) count_insert(at);

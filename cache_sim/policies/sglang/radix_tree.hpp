@@ -66,7 +66,8 @@ class RadixTree {
     NodeIndex reached;         ///< the node that ends there; the root where there is none
     std::uint32_t branch = 0;  ///< the position of a state that would have served this key; 0: none
                                ///< (sglang.md, 1.2, 4)
-    NodeIndex on_host;         ///< the deepest valid node, where its state is on the host alone
+    NodeIndex on_host;  ///< the deepest node that is valid on either tier, where the device lacks
+                        ///< some of its KV, of its window, or its state
     std::uint32_t host_prefix = 0;  ///< its depth
     std::uint32_t told = 0;  ///< `prefix`, and tokens between it and `on_host` with KV on the host
   };
@@ -124,8 +125,8 @@ class RadixTree {
   std::uint32_t lock_window(NodeIndex end);
   void unlock_window(NodeIndex end, std::uint32_t begin);
   bool covers_window(NodeIndex end, std::uint32_t begin) const;
-  /// A defect: all these windows go.
-  void drop_windows(NodeIndex end, std::uint32_t begin);
+  /// Defects: all these windows go, or those whose backup is not settled.
+  void drop_windows(NodeIndex end, std::uint32_t begin, bool saved_alone);
   bool has_window(NodeIndex index) const { return !windows_->nodes[index.value].slots.empty(); }
   /// Takes back the state's part of a lock.
   void unlock_state_alone(NodeIndex end) { unlock_state(end); }
@@ -145,14 +146,19 @@ class RadixTree {
 
   // Section 1.13, with a host tier.
   enum class Load : std::uint8_t { queued, refused, no_request_slot };
-  /// Queues the load of a match's on_host. A refusal changes nothing but what eviction freed.
+  /// Queues the load of a match's on_host; the request's slot is taken where a state is loaded. A
+  /// refusal changes nothing but what eviction freed.
   Load load(NodeIndex best, StateSlot& request_slot);
-  /// Leaves of the host, the oldest first, until so many tokens are free; then states.
-  Evicted evict_host(std::int64_t kv_tokens, std::int64_t states);
+  /// Leaves of the host, the oldest first, until so many tokens are free; then windows; then
+  /// states.
+  Evicted evict_host(std::int64_t kv_tokens, std::int64_t states, std::int64_t window_tokens = 0);
   std::int64_t settle();
   /// A prefetch anchors at a node that the host has; returns a receipt.
   std::uint32_t lock_host(NodeIndex node);
   void unlock_host(NodeIndex node, std::uint32_t begin);
+  /// The same for the window that ends there.
+  std::uint32_t lock_host_window(NodeIndex node);
+  void unlock_host_window(NodeIndex node, std::uint32_t begin);
   void insert_on_host(Prefetch& fetched);
   bool writes_back() const { return host_ != nullptr && host_->policy == WritePolicy::back; }
   bool is_on_device(NodeIndex index) const { return index == kRoot || !node(index).kv.empty(); }
@@ -231,12 +237,27 @@ class RadixTree {
   void set_window(NodeIndex node, KvRuns slots);
   void drop_window(NodeIndex node, Evicted& evicted);
   void split_window(NodeIndex upper, NodeIndex child, std::uint32_t length);
-  bool window_ends_at(NodeIndex node, std::uint32_t& covered) const;
+  bool window_ends_at(NodeIndex node, bool on_device, std::uint32_t& covered) const;
   void overlap_window(NodeIndex node, const Incoming& row, std::uint32_t first, Surplus& surplus);
-  void fill_window(NodeIndex leaf, const RequestWindow& row);
+  void fill_window(NodeIndex node, const RequestWindow& row, bool is_new);
   void count_window_lock(NodeIndex node, int by);
   void evict_window(NodeIndex node, Evicted& evicted);
   void evict_windows(Evicted& evicted, const std::function<bool()>& done);
+  bool has_host_window(NodeIndex node) const {
+    return host_ != nullptr && !host_->nodes[node.value].window.empty();
+  }
+  void list_host_window(NodeIndex node);
+  void unlist_host_window(NodeIndex node);
+  void split_host_window(NodeIndex upper, NodeIndex child, std::uint32_t length);
+  void forget_host_window(NodeIndex node, Evicted& evicted);
+  void forget_host_state(NodeIndex node, Evicted& evicted);
+  void evict_host_windows(std::int64_t tokens, Evicted& evicted);
+  std::vector<NodeIndex> windows_to_save(NodeIndex node) const;
+  std::vector<NodeIndex> windows_to_load(NodeIndex best) const;
+  std::uint32_t edge_sum(const std::vector<NodeIndex>& nodes) const;
+  void save_windows(const std::vector<NodeIndex>& nodes, CopyInFlight& backup);
+  void load_windows(const std::vector<NodeIndex>& nodes, const KvRuns& slots, CopyInFlight& load);
+  void write_back_window(NodeIndex node);
   std::uint32_t page_ceiling(std::uint32_t size) const {
     return (size + options_.page - 1) / options_.page * options_.page;
   }
@@ -250,7 +271,9 @@ class RadixTree {
   void forget_host_copy(NodeIndex node);
   void list_twice(NodeIndex node);
   void reclaim_twice(std::int64_t kv_tokens, Evicted& evicted);
-  void queue_load(NodeIndex best, const KvRuns& kv, StateSlot request_slot, std::uint32_t begin);
+  void queue_load(CopyInFlight load, const KvRuns& kv, const std::vector<NodeIndex>& windows,
+                  const KvRuns& window_slots, StateSlot request_slot);
+  void unlock_load(const CopyInFlight& load);
   void demote(NodeIndex node, Evicted& evicted);
   void list_host_state(NodeIndex node);
   void unlist_host_state(NodeIndex node);

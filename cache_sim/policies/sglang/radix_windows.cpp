@@ -2,6 +2,8 @@
 #include "cache_sim/policies/sglang/radix_windows.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "cache_sim/policies/sglang/radix_tree.hpp"
 #include "reference/base/mark.hpp"
@@ -57,6 +59,7 @@ void RadixTree::set_window(NodeIndex index, KvRuns slots) {
   windows_->nodes[index.value].slots = std::move(slots);
   window_size(index) += node(index).edge_size();
   list_window(index, NodeIndex::none());
+  if (host_ != nullptr) unlist_host_window(index);
   touch(index, false);
 }
 
@@ -69,6 +72,7 @@ void RadixTree::drop_window(NodeIndex index, Evicted& evicted) {
   windows_->pool.release(window.slots);
   window.slots.clear();
   unlist_window(index);
+  if (host_ != nullptr) list_host_window(index);
   touch(index, false);
 }
 
@@ -86,11 +90,12 @@ void RadixTree::split_window(NodeIndex upper, NodeIndex child, std::uint32_t len
   list_window(upper, child);
 }
 
-/// Counts on from the nodes above: tokens since the last tombstone, from the first token on as many
-/// as any window needs.
-bool RadixTree::window_ends_at(NodeIndex index, std::uint32_t& covered) const {
+/// Counts on from the nodes above: tokens since the last tombstone, of the device or of both tiers,
+/// from the first token on as many as any window needs.
+bool RadixTree::window_ends_at(NodeIndex index, bool on_device, std::uint32_t& covered) const {
   constexpr std::uint32_t kEnough = 1u << 30;
-  if (has_window(index) || !rules_.tombstones_break_windows)
+  if (has_window(index) || (!on_device && has_host_window(index)) ||
+      !rules_.tombstones_break_windows)
     covered = std::min(kEnough, covered + node(index).edge_size());
   else
     covered = 0;
@@ -129,9 +134,9 @@ void RadixTree::overlap_window(NodeIndex index, const Incoming& row, std::uint32
   touch(index, true);
 }
 
-/// The window of a new leaf: of its tokens from where the row has one. At most one window lies in
-/// the leaf itself, so that a lock on it holds no more.
-void RadixTree::fill_window(NodeIndex leaf, const RequestWindow& row) {
+/// The window of a node without one: of its tokens from where the row has one. Of a new leaf, at
+/// most one window lies in the leaf itself, so that a lock on it holds no more.
+void RadixTree::fill_window(NodeIndex leaf, const RequestWindow& row, bool is_new) {
   const std::uint32_t end = node(leaf).depth();
   const std::uint32_t live = std::max(node(leaf).start, row.begin);
   if (live >= end) return;
@@ -142,7 +147,7 @@ void RadixTree::fill_window(NodeIndex leaf, const RequestWindow& row) {
     append_slice(own, row.slots, node(index).start - row.begin, node(index).depth() - row.begin);
     return own;
   };
-  if (node(leaf).edge_size() > most) {
+  if (is_new && node(leaf).edge_size() > most) {
     LOCKSTEP_MARK("window.caps_leaf");
     const NodeIndex upper = split(leaf, node(leaf).edge_size() - most);
     set_window(upper, slots(upper));
@@ -187,10 +192,11 @@ bool RadixTree::covers_window(NodeIndex end, std::uint32_t begin) const {
 
 // --- Eviction ------------------------------------------------------------------------------------
 
-void RadixTree::drop_windows(NodeIndex end, std::uint32_t begin) {
+void RadixTree::drop_windows(NodeIndex end, std::uint32_t begin, bool saved_alone) {
   Evicted unreported;
   for (NodeIndex at = end; at != kRoot && node(at).start >= begin; at = node(at).parent)
-    drop_window(at, unreported);
+    if (!saved_alone || (host_ != nullptr && host_->nodes[at.value].backup != 0))
+      drop_window(at, unreported);
 }
 
 /// A leaf goes whole; elsewhere the window goes, and with it the state, which cannot be used
@@ -200,6 +206,7 @@ void RadixTree::evict_window(NodeIndex index, Evicted& evicted) {
     drop_leaf(index, evicted);
     return;
   }
+  if (writes_back()) write_back_window(index);
   LOCKSTEP_MARK("evict.window");
   drop_window(index, evicted);
   if (node(index).state.exists() && rules_.windows_take_states) forget_state(index, evicted);
@@ -218,6 +225,160 @@ void RadixTree::evict_windows(Evicted& evicted, const std::function<bool()>& don
     evict_window(victim, evicted);
     victim = next;
   }
+}
+
+// --- The host (1.16) -----------------------------------------------------------------------------
+
+/// A window that is on the host alone may be evicted there; it enters the list as the newest.
+void RadixTree::list_host_window(NodeIndex index) {
+  HostNode& copy = host_->nodes[index.value];
+  if (copy.window.empty() || has_window(index) || copy.window_lock != 0 || copy.window_place)
+    return;
+  copy.window_place = host_->listed_windows.insert(host_->listed_windows.begin(), index);
+}
+
+void RadixTree::unlist_host_window(NodeIndex index) {
+  HostNode& copy = host_->nodes[index.value];
+  if (copy.window_place) host_->listed_windows.erase(*copy.window_place);
+  copy.window_place.reset();
+}
+
+/// Called before the child's edge is cut after `length` tokens, and before its window on the device
+/// is. The upper half is the next older one in the list.
+void RadixTree::split_host_window(NodeIndex upper_index, NodeIndex child_index,
+                                  std::uint32_t length) {
+  HostNode& upper = host_->nodes[upper_index.value];
+  HostNode& child = host_->nodes[child_index.value];
+  upper.window_lock = child.window_lock;
+  if (child.window.empty()) return;
+  KvRuns lower;
+  append_slice(upper.window, child.window, 0, length);
+  append_slice(lower, child.window, length, node(child_index).edge_size());
+  child.window.swap(lower);
+  if (child.window_place)
+    upper.window_place = host_->listed_windows.insert(std::next(*child.window_place), upper_index);
+}
+
+void RadixTree::forget_host_window(NodeIndex index, Evicted& evicted) {
+  HostNode& copy = host_->nodes[index.value];
+  if (copy.window.empty()) return;
+  evicted.window += node(index).edge_size();
+  host_->windows.release(copy.window);
+  copy.window.clear();
+  unlist_host_window(index);
+  touch(index, false);
+}
+
+/// The window used longest ago of those on the host alone goes; with a leaf all, elsewhere the
+/// state on the host as well.
+void RadixTree::evict_host_windows(std::int64_t tokens, Evicted& evicted) {
+  while (evicted.window < tokens && !host_->listed_windows.empty()) {
+    const NodeIndex oldest = host_->listed_windows.back();
+    if (is_host_leaf(oldest)) {
+      drop_host_leaf(oldest, evicted);
+      continue;
+    }
+    LOCKSTEP_MARK("evict_host.window_alone");
+    forget_host_window(oldest, evicted);
+    if (rules_.host_windows_take_states) forget_host_state(oldest, evicted);
+  }
+}
+
+std::uint32_t RadixTree::lock_host_window(NodeIndex end) {
+  if (windows_ == nullptr) return 0;
+  for (NodeIndex at = end;; at = node(at).parent) {
+    if (host_->nodes[at.value].window_lock++ == 0) unlist_host_window(at);
+    const std::uint32_t begin = node(at).start;
+    if (begin == 0 || covers_window(end, begin) || !rules_.window_lock_covers) return begin;
+  }
+}
+
+void RadixTree::unlock_host_window(NodeIndex end, std::uint32_t begin) {
+  if (windows_ == nullptr) return;
+  for (NodeIndex at = end; at != kRoot && node(at).start >= begin; at = node(at).parent) {
+    HostNode& copy = host_->nodes[at.value];
+    require(copy.window_lock != 0, "a host window is unlocked as often as it was locked");
+    if (--copy.window_lock == 0) list_host_window(at);
+  }
+}
+
+std::uint32_t RadixTree::edge_sum(const std::vector<NodeIndex>& nodes) const {
+  std::uint32_t tokens = 0;
+  for (const NodeIndex index : nodes) tokens += node(index).edge_size();
+  return tokens;
+}
+
+/// The nodes of the window before the node's end that the host lacks, the deepest first. They end
+/// at a gap, and at a node whose backup is not settled.
+std::vector<NodeIndex> RadixTree::windows_to_save(NodeIndex end) const {
+  std::vector<NodeIndex> nodes;
+  if (windows_ == nullptr) return nodes;
+  for (NodeIndex at = end; at != kRoot && node(end).depth() - node(at).depth() < windows_->reach;
+       at = node(at).parent) {
+    if (host_->nodes[at.value].backup != 0) break;
+    if (!has_window(at) && !has_host_window(at)) break;
+    if (has_window(at) && !has_host_window(at)) nodes.push_back(at);
+    if (!rules_.backup_covers_window) break;
+  }
+  return nodes;
+}
+
+/// The nodes of the window before the node's end that the host alone has, the deepest first.
+std::vector<NodeIndex> RadixTree::windows_to_load(NodeIndex best) const {
+  std::vector<NodeIndex> nodes;
+  if (windows_ == nullptr) return nodes;
+  for (NodeIndex at = best; at != kRoot && node(best).depth() - node(at).depth() < windows_->reach;
+       at = node(at).parent) {
+    if (!has_window(at) && has_host_window(at)) nodes.push_back(at);
+    if (!rules_.load_covers_window) break;
+  }
+  return nodes;
+}
+
+/// Gives the nodes slots of the host, of which enough are free. All of them wait for the backup.
+void RadixTree::save_windows(const std::vector<NodeIndex>& nodes, CopyInFlight& backup) {
+  if (nodes.empty()) return;
+  LOCKSTEP_MARK("backup.window");
+  const KvRuns slots{host_->windows.allocate(edge_sum(nodes))};
+  std::uint32_t at = 0;
+  for (auto next = nodes.rbegin(); next != nodes.rend(); ++next) {
+    const std::uint32_t end = at + node(*next).edge_size();
+    HostNode& copy = host_->nodes[next->value];
+    append_slice(copy.window, slots, std::exchange(at, end), end);
+    const KvRuns& sources = windows_->nodes[next->value].slots;
+    backup.slots.kv_sources.insert(backup.slots.kv_sources.end(), sources.begin(), sources.end());
+    backup.slots.kv_targets.insert(backup.slots.kv_targets.end(), copy.window.begin(),
+                                   copy.window.end());
+    if (rules_.covered_windows_wait) copy.backup = backup.id;
+    touch(*next, false);
+  }
+}
+
+/// Gives the nodes these slots of the device.
+void RadixTree::load_windows(const std::vector<NodeIndex>& nodes, const KvRuns& slots,
+                             CopyInFlight& load) {
+  if (!nodes.empty()) LOCKSTEP_MARK("load.window");
+  std::uint32_t at = 0;
+  for (auto next = nodes.rbegin(); next != nodes.rend(); ++next) {
+    const std::uint32_t end = at + node(*next).edge_size();
+    const KvRuns& sources = host_->nodes[next->value].window;
+    KvRuns own;
+    append_slice(own, slots, std::exchange(at, end), end);
+    load.slots.kv_sources.insert(load.slots.kv_sources.end(), sources.begin(), sources.end());
+    load.slots.kv_targets.insert(load.slots.kv_targets.end(), own.begin(), own.end());
+    set_window(*next, std::move(own));
+  }
+}
+
+/// The window of an inner node is about to go. It is saved, with the node's KV and state and the
+/// rest of the window, unless the host has its KV or its window.
+void RadixTree::write_back_window(NodeIndex index) {
+  if (!rules_.write_back_saves_inner_windows) return;
+  if (is_backed_up(index) || has_host_window(index)) return;
+  LOCKSTEP_MARK("evict.writes_back_inner_window");
+  const std::uint32_t tokens = edge_sum(windows_to_save(index));
+  if (host_->windows.free_count() < tokens) evict_host(0, 0, tokens);
+  write_back(index);
 }
 
 }  // namespace lockstep::cache_sim

@@ -10,6 +10,7 @@ using Rules = SglangRules;
 
 constexpr std::string_view kDisk = "disk=1", kRanks = "disk=1,storage_ranks=2";
 constexpr std::string_view kWindow = "window=5";
+constexpr std::string_view kHostWindow = "window=5,host_kv=40,host_states=6";
 
 const BrokenRule<Rules> kBroken[] = {
     // The tree.
@@ -508,6 +509,41 @@ const BrokenRule<Rules> kBroken[] = {
     {"sglang-no-buffer:window-leaves-its-state",
      "the state of a node stays when its window is evicted, where no match can end",
      &Rules::windows_take_states, false, kWindow},
+    // And a host tier.
+    {"sglang-no-buffer:early-release-frees-saved-window",
+     "a decoding request that gives up the lock on its prefix's window frees what a backup still "
+     "reads of it",
+     &Rules::early_release_frees_saved, true, "window=5,window_release=1,host_kv=40,host_states=6"},
+    {"sglang-no-buffer:backup-leaves-window-unlocked",
+     "a backup locks the KV and the state of its node, and not the window that it reads",
+     &Rules::backup_locks_window, false, kHostWindow},
+    {"sglang-no-buffer:backup-saves-one-window",
+     "a backup saves the window of its node, and not of those above it that the host lacks",
+     &Rules::backup_covers_window, false, kHostWindow},
+    {"sglang-no-buffer:load-brings-one-window",
+     "a load brings the window of its node, and not of those above it that the device lacks",
+     &Rules::load_covers_window, false, kHostWindow},
+    {"sglang-no-buffer:saved-windows-do-not-wait",
+     "nodes whose window a backup saves with another node's do not wait for it",
+     &Rules::covered_windows_wait, false, kHostWindow},
+    {"sglang-no-buffer:host-window-leaves-its-state",
+     "the state of a node stays on the host when its window is evicted there",
+     &Rules::host_windows_take_states, false, kHostWindow},
+    {"sglang-no-buffer:write-back-drops-inner-windows",
+     "under write_back the window of an inner node is evicted without being saved",
+     &Rules::write_back_saves_inner_windows, false,
+     "window=5,host_kv=40,host_states=6,write_policy=write_back"},
+    {"sglang-no-buffer:refused-window-keeps-longer-state",
+     "a request whose load of a window is refused goes on with the state of the prefix that was to "
+     "be loaded (SGLang 0.5.23, reports/found/sglang_refused_window.md)",
+     &Rules::refused_load_copies_again, false,
+     "window=7,window_kv=9,state_slots=8,host_kv=60,host_states=8,host_window_kv=40"},
+    {"sglang-no-buffer:copy-evicts-host-window",
+     "the slot for a matched state is made free at the cost of the window that is to be loaded "
+     "(SGLang 0.5.23, reports/found/sglang_refused_window.md)",
+     &Rules::copies_lock_host, false,
+     "window=9,window_kv=12,state_slots=4,host_kv=60,host_states=8,host_window_kv=8,"
+     "write_policy=write_back"},
 };
 
 }  // namespace

@@ -28,6 +28,7 @@ std::optional<PrefetchPolicy> prefetch_policy_of(const Config& config) {
 }
 
 SglangOptions SglangOptions::of(const Config& config) {
+  const std::int64_t host_window_kv = config.number("host_window_kv");
   return {
       .track_interval = config.number("track_interval"),
       .lazy = config.number("lazy") != 0,
@@ -45,6 +46,9 @@ SglangOptions SglangOptions::of(const Config& config) {
       .window_kv = config.number("window_kv") == 0 ? config.kv_tokens : config.number("window_kv"),
       .window_interval = config.number("window_interval"),
       .window_release = config.number("window_release") != 0,
+      .host_window_kv = config.number("window") == 0 ? 0
+                        : host_window_kv == 0        ? config.number("host_kv")
+                                                     : host_window_kv,
       .storage_ranks = config.number("storage_ranks"),
       .index_keys = config.number("index_keys") != 0};
 }
@@ -74,6 +78,8 @@ const Registration<ConfigOption> kWindowInterval{
     {.name = "window_interval", .otherwise = "128", .number = {{1, 1 << 20}}}};
 const Registration<ConfigOption> kWindowRelease{
     {.name = "window_release", .otherwise = "0", .number = {{0, 1}}}};
+const Registration<ConfigOption> kHostWindowKv{
+    {.name = "host_window_kv", .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}}};
 const Registration<ConfigOption> kStorageRanks{
     {.name = "storage_ranks", .otherwise = "1", .number = {{1, 8}}}};
 const Registration<ConfigOption> kIndexKeys{

@@ -46,6 +46,7 @@ struct SglangOptions {
   std::int64_t window_kv;  ///< KV tokens of the windows
   std::int64_t window_interval;  ///< tokens that decoding leaves behind before it gives them back
   bool window_release;           ///< decoding gives up the lock on its prefix's window
+  std::int64_t host_window_kv;   ///< KV tokens of the windows on the host
   std::int64_t storage_ranks;    ///< tensor-parallel ranks, each with a storage of its own
   bool index_keys;               ///< a sparse attention keeps one beside each token's KV
 

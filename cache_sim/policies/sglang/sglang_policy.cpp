@@ -37,10 +37,12 @@ std::unique_ptr<HostTier> host_tier(const Config& config, const SglangRules& rul
                                     LayerState& layers) {
   const SglangOptions options = SglangOptions::of(config);
   if (!rules.has_states || options.host_kv == 0) return nullptr;
-  const auto first_kv = static_cast<std::uint32_t>(config.kv_tokens + config.page);
+  const auto first_kv =
+      static_cast<std::uint32_t>(config.kv_tokens + config.page + window_slots(config));
   const auto first_state = static_cast<std::uint32_t>(config.state_slots + 1);
-  auto host = std::make_unique<HostTier>(first_kv, options.host_kv, first_state,
-                                         options.host_states, options.write_policy, layers);
+  auto host =
+      std::make_unique<HostTier>(first_kv, options.host_kv, options.host_window_kv, first_state,
+                                 options.host_states, options.write_policy, layers);
   if (options.disk)
     host->storage =
         std::make_unique<StorageTier>(first_kv + static_cast<std::uint32_t>(options.host_kv),
@@ -175,25 +177,35 @@ StateSlot SglangPolicy::slot_of(const RadixRequest& request) const {
 }
 
 /// sglang.md, 1.2, 5: the request's own slot, filled from the matched node, which must survive the
-/// eviction that makes room.
-bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& match) {
+/// eviction that makes room. So must the copy on the host of a window that will be loaded there,
+/// and the node `end`, with which the request begins where that load is refused.
+bool SglangPolicy::copy_on_write(RadixRequest& request, NodeIndex source, NodeIndex end) {
   if (states_.free_count() == 0) {
     LOCKSTEP_MARK("match.evicts_for_copy");
-    const NodeIndex locked = rules_.locks_copied_state ? match.end : NodeIndex::none();
+    const NodeIndex locked = rules_.locks_copied_state ? source : NodeIndex::none();
+    const bool locks_host = host_ && windows_ && rules_.copies_lock_host;
     tree_.lock(locked);
+    if (end != source) tree_.lock(end);
+    const std::uint32_t begin = locks_host ? tree_.lock_host(source) : 0;
+    const std::uint32_t window_begin = locks_host ? tree_.lock_host_window(source) : 0;
     RadixTree::Evicted unreported;
     make_room_for_states(1, unreported);
+    if (end != source) tree_.unlock(end);
     tree_.unlock(locked);
+    if (locks_host) {
+      tree_.unlock_host_window(source, window_begin);
+      tree_.unlock_host(source, begin);
+    }
   }
   if (states_.free_count() == 0) {
     if (rules_.loads_into_busy_slots)
       for (const RadixRequest& busy : requests_)
-        if (busy.id.exists()) layers_.copy_state(tree_.node(match.end).state, busy.live);
+        if (busy.id.exists()) layers_.copy_state(tree_.node(source).state, busy.live);
     return false;
   }
-  require(tree_.node(match.end).alive, "a matched node stays until its state is copied");
+  require(tree_.node(source).alive, "a matched node stays until its state is copied");
   request.live = states_.allocate();
-  const StateSlot matched = tree_.node(match.end).state;
+  const StateSlot matched = tree_.node(source).state;
   if (rules_.reuses_kv_without_state && !matched.exists())
     layers_.zero_state(request.live);
   else if (!rules_.match_copies_conv)
@@ -283,7 +295,9 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   const std::uint32_t on_device = match.prefix;
   const bool hit = match.end != RadixTree::kRoot;
   if (waiting != nullptr) take_up(*waiting, request, match);
-  if (hit && has_states_ && !match.on_host.exists() && !copy_on_write(request, match))
+  NodeIndex source = match.on_host.exists() ? match.on_host : match.end;
+  if (match.on_host.exists() && !tree_.node(source).state.exists()) source = RadixTree::kRoot;
+  if (source != RadixTree::kRoot && has_states_ && !copy_on_write(request, source, match.end))
     return Reply::refusal(Refusal::no_state_slot);
   if (waiting != nullptr && has_lost_match(*waiting, match, operation)) {
     pass_over(*waiting, request, match.end);
@@ -855,7 +869,8 @@ PolicyEntry::SlotCounts slots_with_host(const Config& config) {
   const SglangOptions options = SglangOptions::of(config);
   const StorageTier::Room storage = storage_room(config);
   return {config.state_slots + options.host_states + storage.states,
-          config.kv_tokens + config.page + window_slots(config) + options.host_kv + storage.kv,
+          config.kv_tokens + config.page + window_slots(config) + options.host_kv +
+              options.host_window_kv + storage.kv,
           options.index_keys};
 }
 
@@ -877,7 +892,8 @@ const Registration<PolicyEntry> kNoBuffer{
      .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap", "replay_ring",
                        "track_interval", "host_kv", "host_states", "write_policy", "disk",
                        "prefetch_policy", "prefetch_least", "window", "window_kv",
-                       "window_interval", "window_release", "storage_ranks", "index_keys"},
+                       "window_interval", "window_release", "host_window_kv", "storage_ranks",
+                       "index_keys"},
      .make = make_no_buffer,
      .check = check_host,
      .slots = slots_with_host,

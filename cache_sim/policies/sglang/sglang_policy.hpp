@@ -258,7 +258,8 @@ class SglangPolicy : public Subject {
   RadixRequest request_of(const Operation& admission);
   std::uint32_t match_limit(std::uint32_t size) const;
   bool clears_cursor(bool received, std::uint32_t cached, std::uint32_t on_device) const;
-  bool copy_on_write(RadixRequest& request, const RadixTree::Match& match);
+  bool copy_on_write(RadixRequest& request, NodeIndex source, NodeIndex end);
+  void copy_again(RadixRequest& request, NodeIndex end);
   void copy_matched_state(RadixRequest& request, StateSlot matched);
   Refusal load(RadixRequest& request, RadixTree::Match& match, NodeIndex& locked);
   void follow_loads(RadixRequest& request) const;

@@ -174,6 +174,17 @@ struct SglangRules {
   bool sliding_forgets = true;         ///< slots that were given back are not inserted
   bool early_release_frees = false;    ///< the window of the prefix, whoever else has locked it
   bool branch_cuts_insert = true;      ///< what has KV without a window is stored up to there
+  // And with a host tier.
+  bool early_release_frees_saved = false;  ///< windows whose backup is not settled
+  bool backup_locks_window = true;         ///< not its KV and its state alone
+  bool backup_covers_window = true;        ///< what the host lacks of it, not the node's part alone
+  bool load_covers_window = true;          ///< likewise, what the device lacks
+  bool covered_windows_wait = true;  ///< nodes of a backup's window wait for it like its own node
+  bool host_windows_take_states = true;  ///< the host's state of a node goes with its window
+  bool write_back_saves_inner_windows = true;
+  bool refused_load_copies_again = true;  ///< where a longer prefix's state was copied before
+  bool copies_lock_host =
+      true;  ///< what a load will bring, while a slot for the state is made free
 
   // The extra buffer's tracking slots.
   TrackedAt tracked_at = TrackedAt::position;

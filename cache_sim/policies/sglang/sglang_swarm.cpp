@@ -24,13 +24,13 @@ void configure(SwarmDraw& part) {
     fields.optional("replay_ring", size);
 }
 
-/// Draws windows, for single operations: speculation, transfers, tiers and rings do without them.
+/// Draws windows, for single operations: speculation, transfers, storages and rings do without.
 void draw_windows(SwarmDraw& part) {
   Config& config = part.swarm.config;
   Draw draw = part.draw.stream("sglang windows");
   const bool tracks = part.fields.has("lazy");
-  const bool draws = draw.chance(1, 4) && config.number("replay_ring") == 0 &&
-                     config.number("host_kv") == 0 && config.text(kFidelityField) == "label" &&
+  const bool draws = draw.chance(1, 4) && config.number("replay_ring") == 0 && !has_disk(config) &&
+                     config.number("index_keys") == 0 && config.text(kFidelityField) == "label" &&
                      (!tracks || part.fields.free("overlap"));
   // A window shorter than a page, shorter than most edges, or longer than most prompts.
   const std::int64_t most = draw.chance(1, 3) ? 24 : 6;
@@ -51,7 +51,9 @@ void draw_windows(SwarmDraw& part) {
 /// Sometimes single operations have a storage behind the host.
 void draw_storage(SwarmDraw& part) {
   const Config& config = part.swarm.config;
-  if (config.number("host_kv") == 0 || config.number("index_keys") != 0) return;
+  if (config.number("host_kv") == 0 || config.number("index_keys") != 0 ||
+      config.number("window") != 0)
+    return;
   Draw draw = part.draw.stream("sglang storage");
   const bool draws = draw.chance(1, 2) && !part.swarm.scheduled;
   part.fields.optional("disk", draws ? 1 : 0);
@@ -71,7 +73,7 @@ void draw_storage(SwarmDraw& part) {
 
 /// Draws a host tier.
 void draw_host(SwarmDraw& part) {
-  if (!part.accepted.can(Capability::tiers) || part.swarm.config.number("window") != 0) return;
+  if (!part.accepted.can(Capability::tiers)) return;
   Draw draw = part.draw.stream("sglang host");
   const bool tiered = draw.chance(1, 2) || has_disk(part.swarm.config);
   const std::int64_t kv = draw.between(4, 100) * part.scale;
@@ -88,7 +90,13 @@ void draw_host(SwarmDraw& part) {
   }
   draw_storage(part);
   // Decisions do not depend on index keys, so half of the hosts without a storage copy them.
-  if (has_host_tier(part.swarm.config) && !has_disk(part.swarm.config))
+  const bool has_windows = part.swarm.config.number("window") != 0;
+  if (has_host_tier(part.swarm.config) && has_windows) {
+    Draw windows = part.draw.stream("sglang host windows");
+    part.fields.optional("host_window_kv",
+                         windows.between(1, windows.chance(1, 2) ? 12 : 60) * part.scale);
+  }
+  if (has_host_tier(part.swarm.config) && !has_disk(part.swarm.config) && !has_windows)
     part.fields.optional("index_keys", part.draw.stream("sglang index keys").chance(1, 2) ? 1 : 0);
 }
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cache_sim/policies/sglang/sglang_policy.hpp"
+#include "reference/base/mark.hpp"
 #include "reference/protocol/host_tier.hpp"
 
 namespace lockstep::cache_sim {
@@ -21,21 +22,39 @@ void SglangPolicy::copy_matched_state(RadixRequest& request, StateSlot matched) 
     layers_.copy_state(matched, request.live);
 }
 
+/// The request's slot has the state of a longer prefix than the device serves, because the load of
+/// that prefix's window is refused.
+void SglangPolicy::copy_again(RadixRequest& request, NodeIndex end) {
+  LOCKSTEP_MARK("load.refused_copies_again");
+  request.source = StateSlot::none();
+  if (end == RadixTree::kRoot)
+    layers_.zero_state(request.live);
+  else
+    copy_matched_state(request, tree_.node(end).state);
+}
+
 /// Queues the load of what the match found on the host. Where that is refused, the request gets
 /// what the device has for it. Afterwards the match ends where the request begins.
 Refusal SglangPolicy::load(RadixRequest& request, RadixTree::Match& match, NodeIndex& locked) {
+  const bool copied = request.live.exists();
   switch (tree_.load(match.on_host, request.live)) {
     case RadixTree::Load::no_request_slot: return Refusal::no_state_slot;
     case RadixTree::Load::refused:
-      if (match.end == RadixTree::kRoot || !rules_.refused_load_copies || request.live.exists())
+      if (request.live.exists()) {
+        if (copied && rules_.refused_load_copies_again) copy_again(request, match.end);
         return Refusal::none;
-      return copy_on_write(request, match) ? Refusal::none : Refusal::no_state_slot;
+      }
+      if (match.end == RadixTree::kRoot || !rules_.refused_load_copies) return Refusal::none;
+      return copy_on_write(request, match.end, match.end) ? Refusal::none : Refusal::no_state_slot;
     case RadixTree::Load::queued: break;
   }
   match.end = match.on_host;
   match.prefix = match.host_prefix;
+  const std::uint32_t window_begin = tree_.lock_window(match.end);
   tree_.lock(match.end);
+  tree_.unlock_window(locked, request.window.lock_begin);
   tree_.unlock(locked);
+  request.window.lock_begin = window_begin;
   locked = match.end;
   return Refusal::none;
 }
@@ -76,7 +95,7 @@ Result<Reply> SglangPolicy::evict(const Operation& operation) {
 Reply SglangPolicy::flush() {
   if (!host_) return evict(kEverything, kEverything, kEverything);
   drain();
-  const Reply reply = evict(kEverything, kEverything);
+  const Reply reply = evict(kEverything, kEverything, windows_ ? kEverything : 0);
   // A leaf of the device stays while the storage is written from below it.
   for (Reply next = reply; storage() != nullptr && next.get(ReplyField::kv) > 0;) {
     drain();

@@ -13,7 +13,8 @@ Result<void> check_window_fields(const Config& config) {
   const SglangOptions options = SglangOptions::of(config);
   if (options.window == 0) return {};
   if (options.window == 1) return fail("field window: a token sees at least one before it");
-  if (options.host_kv != 0) return fail("field window: a host tier has no room for windows");
+  if (options.disk) return fail("field window: the storage of disk=1 has no room for windows");
+  if (options.index_keys) return fail("field window: no model has windows and index keys");
   if (options.ring != 0) return fail("field window: no model has windows and a replay ring");
   return {};
 }
@@ -92,7 +93,8 @@ void SglangPolicy::release_early(RadixRequest& request) {
     return;
   LOCKSTEP_MARK("window.released_early");
   tree_.unlock_window(request.locked, window.lock_begin);
-  if (rules_.early_release_frees) tree_.drop_windows(request.locked, window.lock_begin);
+  if (rules_.early_release_frees) tree_.drop_windows(request.locked, window.lock_begin, false);
+  if (rules_.early_release_frees_saved) tree_.drop_windows(request.locked, window.lock_begin, true);
   if (has_states_ && request.state_locked) tree_.unlock_state_alone(request.locked);
   request.state_locked = false;
   window.is_released = true;

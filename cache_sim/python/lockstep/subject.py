@@ -218,6 +218,7 @@ class Config:
     window_kv: int = 0  # KV tokens of these layers; 0: kv_tokens
     window_interval: int = 128  # tokens that a window leaves behind before they are given back
     window_release: int = 0  # 1: decoding gives up the lock on the window of its prefix
+    host_window_kv: int = 0  # KV tokens of these layers on the host tier; 0: host_kv
     blocks: int = 4096
     block: int = 256
     hash_block: int = 256

@@ -307,7 +307,10 @@ void RadixAuditor::take_over(const Touched& touched) {
   mine.edge_size = now.edge_size();
   if (const HostTier* const host = policy_.host(); host != nullptr)
     mine.has_host_state = host->nodes[node.value].state.exists();
-  if (policy_.windows() != nullptr) mine.has_window = policy_.tree().has_window(node);
+  if (policy_.windows() != nullptr)
+    mine.has_window =
+        policy_.tree().has_window(node) ||
+        (policy_.host() != nullptr && !policy_.host()->nodes[node.value].window.empty());
   if (born || touched.kv) {
     mine.kv = now.kv;
     if (!touched.kept_kv) {

@@ -136,6 +136,7 @@ class RadixAuditor final : public Auditor {
 
   void check_host();
   void check_host_node(NodeIndex node, std::vector<char>& kv_seen, std::vector<char>& states_seen);
+  void check_host_window(NodeIndex node, std::vector<char>& seen);
   void check_host_labels(NodeIndex node);
   void check_host_locks();
   void note_waiting(const Operation& operation, const Reply& reply);

@@ -56,8 +56,17 @@ void RadixAuditor::check_host() {
   };
   std::vector<char> kv_seen(end_of(host.kv, host.kv.first_slot()));
   std::vector<char> states_seen(end_of(host.states, host.states.first_slot()));
-  for (std::uint32_t i = 1; i < tree.node_count(); ++i)
-    if (tree.node({i}).alive) check_host_node({i}, kv_seen, states_seen);
+  std::vector<char> windows_seen(end_of(host.windows, host.windows.first_slot()));
+  std::size_t listed = 0;
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
+    if (!tree.node({i}).alive) continue;
+    check_host_node({i}, kv_seen, states_seen);
+    if (policy_.windows() != nullptr) check_host_window({i}, windows_seen);
+    listed += host.nodes[i].window_place ? 1 : 0;
+  }
+  if (listed != host.listed_windows.size())
+    report(FindingKind::lru_order, "the list of host windows has nodes that are not in the tree",
+           std::to_string(listed), std::to_string(host.listed_windows.size()));
   if (host.storage) own_staged(kv_seen, states_seen);
   const auto conserve = [&](const char* what, const std::vector<char>& seen, const auto& pool) {
     const std::int64_t owned = std::count(seen.begin(), seen.end(), 1);
@@ -70,6 +79,7 @@ void RadixAuditor::check_host() {
   };
   conserve("KV", kv_seen, host.kv);
   conserve("state", states_seen, host.states);
+  conserve("window", windows_seen, host.windows);
   check_host_locks();
 }
 
@@ -133,29 +143,60 @@ void RadixAuditor::check_host_node(NodeIndex node, std::vector<char>& kv_seen,
   check_host_labels(node);
 }
 
+/// The window on the host: a slot for each token, each the node's alone, in the list while the host
+/// alone has it and nobody locks it.
+void RadixAuditor::check_host_window(NodeIndex node, std::vector<char>& seen) {
+  const RadixNode& now = policy_.tree().node(node);
+  const HostNode& copy = policy_.host()->nodes[node.value];
+  std::uint32_t slots = 0;
+  for (const KvRun& run : copy.window)
+    for (const std::uint32_t slot : run.slots()) {
+      ++slots;
+      if (slot < seen.size() && seen[slot]++ == 0) continue;
+      report(FindingKind::slot_in_two_places,
+             fmt::format("slot {} of the windows on the host, of {}, has another owner, too", slot,
+                         name_of(node)),
+             "one owner", "two");
+    }
+  if (slots != 0 && slots != now.edge_size())
+    report(
+        FindingKind::size_accounting,
+        fmt::format("{} has {} of the windows on the host", name_of(node), counted(slots, "slot")),
+        std::to_string(now.edge_size()), std::to_string(slots));
+  const bool is_evictable = slots != 0 && !policy_.tree().has_window(node) && copy.window_lock == 0;
+  if (copy.window_place.has_value() != is_evictable)
+    report(FindingKind::lru_order,
+           fmt::format("the host window of {} is {}in the list of host windows", name_of(node),
+                       copy.window_place ? "" : "not "),
+           "in it while it is on the host alone and not locked",
+           copy.window_place ? "in it" : "not in it");
+}
+
 /// L1, for what the host holds: it stands for the node's path.
 void RadixAuditor::check_host_labels(NodeIndex node) {
   if (labels_ == nullptr) return;
   const RadixNode& now = actual(node);
   const HostNode& copy = policy_.host()->nodes[node.value];
   bool is_awaited = false;
-  fingerprints_.resize(copy.kv.empty() ? 0 : now.edge_size());
-  if (!copy.kv.empty()) now.path.prefix_fingerprints(now.start, now.depth(), fingerprints_);
-  std::size_t at = 0;
-  for (const KvRun& run : copy.kv)
-    for (const std::uint32_t slot : run.slots()) {
-      if (at++ == fingerprints_.size()) return;
-      if (!labels_->kv_exists(slot)) continue;
-      if (labels_->kv_awaited(slot)) {
-        is_awaited = true;
-        continue;
+  fingerprints_.resize(copy.kv.empty() && copy.window.empty() ? 0 : now.edge_size());
+  if (!fingerprints_.empty()) now.path.prefix_fingerprints(now.start, now.depth(), fingerprints_);
+  for (const KvRuns* const runs : {&copy.kv, &copy.window}) {
+    std::size_t at = 0;
+    for (const KvRun& run : *runs)
+      for (const std::uint32_t slot : run.slots()) {
+        if (at++ == fingerprints_.size()) return;
+        if (!labels_->kv_exists(slot)) continue;
+        if (labels_->kv_awaited(slot)) {
+          is_awaited = true;
+          continue;
+        }
+        if (labels_->kv_fingerprint(slot) != fingerprints_[at - 1])
+          return report(FindingKind::wrong_state_prefix,
+                        fmt::format("host KV slot {} of {} is not that of token {}", slot,
+                                    name_of(node), now.start + at - 1),
+                        "its own prefix", "another prefix");
       }
-      if (labels_->kv_fingerprint(slot) != fingerprints_[at - 1])
-        return report(FindingKind::wrong_state_prefix,
-                      fmt::format("host KV slot {} of {} is not that of token {}", slot,
-                                  name_of(node), now.start + at - 1),
-                      "its own prefix", "another prefix");
-    }
+  }
   if (labels_->state_exists(copy.state)) {
     const Label due = label_of(now.path, now.depth());
     if (labels_->state_awaited(copy.state))
@@ -229,6 +270,7 @@ void RadixAuditor::check_host_locks() {
   const RadixTree& tree = policy_.tree();
   const HostTier& host = *policy_.host();
   std::vector<std::uint32_t> kv(tree.node_count()), states(tree.node_count());
+  std::vector<std::uint32_t> windows(tree.node_count());
   const auto count = [&](NodeIndex node, std::uint32_t begin) {
     if (node == kRoot) return;
     ++states[node.value];
@@ -236,13 +278,24 @@ void RadixAuditor::check_host_locks() {
          at = tree.node(at).parent)
       ++kv[at.value];
   };
-  for (const CopyInFlight& load : host.loads) count(load.node, load.host_begin);
+  for (const CopyInFlight& load : host.loads) {
+    count(load.node, load.host_begin);
+    if (policy_.windows() == nullptr) continue;
+    for (NodeIndex at = load.node; at != kRoot && tree.node(at).start >= load.host_window_begin;
+         at = tree.node(at).parent)
+      ++windows[at.value];
+  }
   if (host.storage)
     for (const StorageWrite& write : host.storage->writes) count(write.node, write.host_begin);
   for (const auto& [name, waiting] : policy_.waiting())
     if (waiting.prefetch) count(waiting.prefetch->anchor, waiting.prefetch->anchor_begin);
   for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
     const HostNode& copy = host.nodes[i];
+    if (tree.node({i}).alive && copy.window_lock != windows[i])
+      report(FindingKind::lock_imbalance,
+             fmt::format("{} counts {} of its window on the host", name_of({i}),
+                         counted(copy.window_lock, "lock")),
+             std::to_string(windows[i]), std::to_string(copy.window_lock));
     if (tree.node({i}).alive && (copy.kv_lock != kv[i] || copy.state_lock != states[i]))
       report(FindingKind::lock_imbalance,
              fmt::format("{} counts {} and {} host locks", name_of({i}), copy.kv_lock,

@@ -33,7 +33,8 @@ void RadixAuditor::own_window(std::uint32_t slot, const Tokens& tokens, std::uin
     report(FindingKind::freed_slot_in_use,
            fmt::format("slot {} of the windows is free and belongs to {}", slot, owner),
            "one or the other", "both");
-  else if (labels_->kv_fingerprint(slot) != tokens.fingerprint(at + 1))
+  else if (!labels_->kv_awaited(slot) &&
+           labels_->kv_fingerprint(slot) != tokens.fingerprint(at + 1))
     report(FindingKind::wrong_state_prefix,
            fmt::format("slot {} of the windows, of {}, is not that of token {}", slot, owner, at),
            label_of(tokens, at + 1).text(), "another prefix");
@@ -48,6 +49,10 @@ void RadixAuditor::check_windows() {
     if (request.id.exists()) check_window_of(request);
   for (const HeldLock& held : policy_.held_locks())
     count_window_locks(held.node, held.window_begin, "a held lock");
+  if (policy_.host() != nullptr)
+    for (const auto* const queue : {&policy_.host()->backups, &policy_.host()->loads})
+      for (const CopyInFlight& copy : *queue)
+        count_window_locks(copy.node, copy.window_begin, "a copy in flight");
   std::int64_t evictable = 0;
   std::int64_t locked = 0;
   std::int64_t listed = 0;
