@@ -158,18 +158,19 @@ void without_running_state(const Case& c, UpdateHost<S>& host, const Array<S, 3>
                            Array<S, 2>& out) {
   require(!host.rows.accepted && !host.snapshots, "a mistake of plain rows");
   const std::int64_t T = host.x.extent(0);
+  const std::int32_t first = 0;
+  Array<S, 3> one({1, before.extent(1), before.extent(2)}, S{0});
   for (std::int64_t t = 0; t < T; ++t) {
     const CaseToken& token = c.tokens[static_cast<std::size_t>(t)];
     if (token.padding) continue;
     auto in = host.inputs(c, false);
     const std::int64_t slot = source_slot(in.slots, token.row, before.extent(0));
-    const auto index = static_cast<std::int32_t>(slot);
-    Array<S, 3> one = before;
+    mapped(at(one.view(), 0)) = mapped(at(before.view(), slot));
     in.x = cut(in.x, t, t + 1);
     in.query_start_loc.reset();
-    in.slots = {.indices = make_view(&index, Shape<1>{1})};
+    in.slots = {.indices = make_view(&first, Shape<1>{1})};
     reference::causal_conv1d_update<S>(in, one.view(), cut(out.view(), t, t + 1));
-    mapped(at(host.state.view(), slot)) = mapped(at(one.view(), slot));
+    mapped(at(host.state.view(), slot)) = mapped(at(one.view(), 0));
   }
 }
 
