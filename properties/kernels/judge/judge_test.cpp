@@ -149,7 +149,7 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
       {"mamba2_mixer_decode", "mixer_one_norm", "pad-slot", 11, {"one norm over the channels"}},
       {"gated_delta_net_decode", "net_keys_stay", "in-order", 11, {"windows of q and k left as"}},
       {"gated_delta_net_decode", "net_last_state", "verify-bias", 11, {"state after a row's last"}},
-      {"gated_delta_net_decode", "net_first_column", "verify-eight", 11, {"one accepted token"}},
+      {"gated_delta_net_decode", "net_first_column", "verify-eight", 10, {"one accepted token"}},
       {kConv, "conv_no_bias", "width", 11, {"definition without the bias"}},
       {kConv, "conv_no_silu", "width", 11, {"without the activation"}},
       {kConv, "conv_reversed", "decode-bare", 11, {"taps of the weight reversed"}},
