@@ -30,7 +30,8 @@ void draw_windows(SwarmDraw& part) {
   Draw draw = part.draw.stream("sglang windows");
   const bool tracks = part.fields.has("lazy");
   const bool draws = draw.chance(1, 4) && config.number("replay_ring") == 0 &&
-                     config.number("host_kv") == 0 && config.text(kFidelityField) == "label" &&
+                     config.number("host_kv") == 0 && !has_disk(config) &&
+                     config.text(kFidelityField) == "label" &&
                      (!tracks || part.fields.free("overlap"));
   // A window shorter than a page, shorter than most edges, or longer than most prompts.
   const std::int64_t most = draw.chance(1, 3) ? 24 : 6;
