@@ -1,26 +1,27 @@
 #include "cache_sim/search/shrink.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
+#include <sstream>
 #include <utility>
 
 #include "cache_sim/check/trace_player.hpp"
 #include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/search/branch_names.hpp"
+#include "cache_sim/search/detours.hpp"
 #include "cache_sim/search/operation_player.hpp"
+#include "cache_sim/search/rewrites.hpp"
 #include "cache_sim/server/simulation.hpp"
 #include "reference/base/overloaded.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
 
-struct Candidate {
-  Config config;
-  Steps steps;
-};
+using Candidate = TraceForm;
 
 // --- Playing -------------------------------------------------------------------------------------
 
@@ -112,6 +113,9 @@ std::optional<Played> play_answered(const Steps& steps, ReplaySession& run) {
 
 // --- Shrinking -----------------------------------------------------------------------------------
 
+/// KV tokens of a pool that is larger than a trace that can be read.
+constexpr std::int64_t kSmallPool = 1024;
+
 class Shrinker {
  public:
   Shrinker(const RunOptions& run, const ShrinkOptions& options) : run_(run), options_(options) {
@@ -126,21 +130,17 @@ class Shrinker {
     if (!first || !first->finding)
       return fail("the trace ends without a finding, so there is nothing to shrink");
     sought_ = *first->finding;
+    first_config_ = trace.config;
     adopt(best_.config, *first);
     const Config numbered = best_.config;
     const bool at_labels = leave_numbers();
     has_branch_names_ = name_by_branch();
     if (!has_branch_names_) tell_repeats_apart();
-    for (std::size_t before = 0; before != size();) {
-      before = size();
-      drop_lines();
-      drop_padding();
-      join_lines();
-      drop_features();
-      lower_config();
-      shorten_tokens();
-      has_branch_names_ ? merge_branches() : merge_documents();
-    }
+    set_pool(kSmallPool);
+    while (get_smaller() || lower_lists() || take_other_form()) continue;
+    // A passed deadline can stand for a line.
+    on_operation([](Operation& o, Step&) { return set(o.late, false); });
+    set_pool(Config().kv_tokens);
     rename();
     if (at_labels) bring_back_numbers(numbered);
     ShrinkOutcome outcome;
@@ -201,6 +201,26 @@ class Shrinker {
     attempt(candidate);
   }
 
+  /// Whether one of the steps made the trace smaller.
+  bool get_smaller() {
+    const std::size_t before = size();
+    drop_lines();
+    drop_padding();
+    join_lines();
+    drop_features();
+    lower_config();
+    shorten_tokens();
+    has_branch_names_ ? merge_branches() : merge_documents();
+    return size() != before;
+  }
+
+  /// Whether the trace has got fewer lines. Forms that cost more executions come later.
+  bool take_other_form() {
+    const TakesForm takes = [this](const Candidate& form) { return attempt(form); };
+    return take_shorter_form(best_, takes) || take_detour() ||
+           take_distant_form(best_, field_values(), takes);
+  }
+
   /// The size that shrinking reduces: lines first, then tokens, then everything that differs from
   /// defaults.
   std::size_t size() const {
@@ -210,8 +230,53 @@ class Shrinker {
     return sum;
   }
 
-  void drop_lines() {
-    for (std::size_t piece = std::max<std::size_t>(1, best_.steps.size() / 2);;) {
+  /// Takes a form of as many lines of which lines can go.
+  bool take_detour() {
+    const Candidate start = best_;
+    const LocatedFinding found = finding_;
+    if (start.steps.size() <= kLongTrace) return false;
+    if (!choices_) choices_ = choices_for(run_);
+    FieldValues values = more_of_all();
+    values.insert(values.end(), choices_->begin(), choices_->end());
+    for (const Candidate& form : detours(start, values)) {
+      if (!attempt(form)) continue;
+      drop_lines(1);
+      if (best_.steps.size() < start.steps.size()) return true;
+      best_ = start;
+      finding_ = found;
+    }
+    return false;
+  }
+
+  /// Twice as much of what the trace has little of.
+  FieldValues more_of_all() const {
+    FieldValues values;
+    for (const std::string& field : best_.config.changed()) {
+      const Result<std::int64_t> now =
+          parse_integer(*best_.config.find(field), 1, std::int64_t{1} << 20);
+      if (now && !run_.fixed.contains(field)) values.emplace_back(field, std::to_string(2 * *now));
+    }
+    return values;
+  }
+
+  /// Values of fields that may have been lowered, or left, too early: the default, and what the
+  /// trace began with.
+  FieldValues field_values() const {
+    FieldValues values;
+    for (const Config* const config : {&best_.config, &first_config_})
+      for (const std::string& field : config->changed()) {
+        if (field == "policy" || run_.fixed.contains(field)) continue;
+        values.emplace_back(field,
+                            *(config == &best_.config ? Config() : first_config_).find(field));
+      }
+    return values;
+  }
+
+  void drop_lines() { drop_lines(std::max<std::size_t>(1, best_.steps.size() / 2)); }
+
+  /// Leaves out runs of so many lines, and then shorter ones.
+  void drop_lines(std::size_t piece) {
+    for (;;) {
       bool dropped = false;
       for (std::size_t at = 0; at < best_.steps.size();) {
         Candidate candidate = best_;
@@ -400,12 +465,67 @@ class Shrinker {
     if (salted) attempt(unsalted);
   }
 
+  /// Pools of the default size make an execution several times as long, so what the trace needs is
+  /// sought with a smaller one.
+  void set_pool(std::int64_t kv_tokens) {
+    Candidate candidate = best_;
+    candidate.config.kv_tokens = kv_tokens;
+    for (Step& step : candidate.steps)  // who asks for a whole pool goes on asking for that
+      if (auto* operation = std::get_if<Operation>(&step.statement.what))
+        if (operation->room == best_.config.kv_tokens) operation->room = kv_tokens;
+    if (!run_.fixed.contains("kv_tokens") && best_.config.kv_tokens >= kSmallPool)
+      attempt(candidate);
+  }
+
   void lower_config() {
     for (const std::string& field : best_.config.changed()) {
       if (field == "policy" || run_.fixed.contains(field)) continue;
-      Candidate candidate = best_;
-      if (candidate.config.set(field, *Config().find(field)) && attempt(candidate)) continue;
+      const bool is_pool = field == "kv_tokens";
+      if (is_pool && best_.config.kv_tokens == kSmallPool) continue;
+      const auto takes = [&](const std::string& value) {
+        Candidate candidate = best_;
+        return candidate.config.set(field, value) && attempt(candidate);
+      };
+      if ((is_pool && takes(std::to_string(kSmallPool))) || takes(*Config().find(field))) continue;
       lower_field(field);
+    }
+  }
+
+  /// Whether a list has got smaller. A smaller list can ask for more lines, so the lines come
+  /// first.
+  bool lower_lists() {
+    const Config before = best_.config;
+    for (const std::string& field : before.changed())
+      if (field != "policy" && !run_.fixed.contains(field)) lower_list(field);
+    return best_.config.fields() != before.fields();
+  }
+
+  /// Takes elements out of a list, and lowers the numbers at the ends of those that stay.
+  void lower_list(const std::string& field) {
+    const auto with = [&](const std::vector<std::string>& elements) {
+      Candidate candidate = best_;
+      return candidate.config.set(field, fmt::format("{}", fmt::join(elements, ","))) &&
+             attempt(candidate);
+    };
+    std::vector<std::string> elements;
+    std::istringstream list(*best_.config.find(field));
+    for (std::string element; std::getline(list, element, ',');) elements.push_back(element);
+    for (std::size_t i = elements.size() > 1 ? elements.size() : 0; i-- > 0;) {
+      std::vector<std::string> fewer = elements;
+      fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
+      if (!fewer.empty() && with(fewer)) elements = fewer;
+    }
+    for (std::string& element : elements) {
+      const std::size_t begin = element.rfind(':') + 1;  // 0 where there is none
+      const Result<std::int64_t> number =
+          parse_integer(element.substr(begin), 2, std::int64_t{1} << 40);
+      if (begin == 0 || !number) continue;
+      const std::string before = element;
+      for (const std::int64_t lower : {std::int64_t{1}, *number / 2}) {
+        element = before.substr(0, begin) + std::to_string(lower);
+        if (with(elements)) break;
+        element = before;
+      }
     }
   }
 
@@ -683,7 +803,9 @@ class Shrinker {
 
   RunOptions run_;
   ShrinkOptions options_;
+  std::optional<FieldValues> choices_;
   Candidate best_;
+  Config first_config_;
   LocatedFinding finding_;
   LocatedFinding sought_;
   std::int64_t executions_ = 0;

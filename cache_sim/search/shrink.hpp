@@ -1,7 +1,9 @@
 // The smallest trace that still ends with the same finding: delta debugging on the lines
 // (Zeller and Hildebrandt 2002, "Simplifying and isolating failure-inducing input"), then
 // steps that need knowledge of caches: merging equal prompts, shortening them, renumbering,
-// lowering pools, dropping features; all of it again until nothing gets smaller.
+// lowering pools, dropping features; all of it again until nothing gets smaller. What is then still
+// longer than a few lines is written in other ways (cache_sim/search/rewrites.hpp), and what is
+// longer than a dozen is shrunk from other configurations too (cache_sim/search/detours.hpp).
 //
 // Lines depend on each other: after a shorter `admit`, an `extend` has another number of tokens
 // left. So every candidate is played through cache_sim/search/operation_player.hpp, which adapts

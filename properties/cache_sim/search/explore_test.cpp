@@ -209,6 +209,16 @@ TEST_P(Policies, agreeWithTheirOracles) {
 INSTANTIATE_TEST_SUITE_P(Each, Policies, testing::ValuesIn(testing_support::policies_with_oracle()),
                          [](const auto& info) { return test_name(info.param); });
 
+// A search that asks for a disk alone draws the host before it, and no sliding windows, which have
+// neither.
+TEST(Explore, drawsWhatADiskStandsBehind) {
+  for (const std::uint64_t seed : {1u, 2u, 3u}) {
+    const ExploreOutcome outcome = searched("sglang-no-buffer", "disk=1", seed, 40);
+    EXPECT_EQ(outcome.traces, 40);
+    EXPECT_FALSE(outcome.drawn.contains("window"));
+  }
+}
+
 // The same seed is the same search, whatever ran before it.
 TEST(Explore, isAFunctionOfItsSeed) {
   const ExploreOutcome first = searched("", "", 5, 300);
