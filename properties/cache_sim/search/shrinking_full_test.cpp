@@ -37,16 +37,17 @@ struct Found {
 };
 
 Found finding_of(const std::string& defect) {
-  Found found{.defect = defect, .run = testing_support::run_with_defect(defect), .discovery = {}};
+  Found found{.defect = defect, .run = {}, .discovery = {}};
   for (std::uint64_t seed = 1;; ++seed) {
     ExploreOptions options;
-    options.run = found.run;
+    options.run = testing_support::run_with_defect(defect);  // not what an earlier seed drew
     options.seed = seed;
     options.traces = 5000;
     options.shrinks = false;
     Result<ExploreOutcome> outcome = explore(options);
     require(outcome && outcome->discoveries.size() == 1, "every defect is found");
     found.discovery = std::move(outcome->discoveries.front());
+    found.run = options.run;
     found.run.config = found.discovery.trace.config;
     if (!found.discovery.trace.scheduler_level) return found;
   }
