@@ -180,6 +180,16 @@ Result<void> SglangOracle::check_admission(const Operation& operation) const {
   return check_windows(operation);
 }
 
+/// With windows on a host, what is copied is locked on both tiers meanwhile.
+void SglangOracle::take_copy_slot(Request& request, const Prefix& source) {
+  const bool on_both = cached_.has_host() && cached_.has_windows();
+  SglangPrefixMap::LoadLocks locks;
+  if (on_both) locks = cached_.lock_for_load(source);
+  Evicted unreported;
+  request.live = take_slot(unreported);
+  if (on_both) cached_.unlock_load(source, locks);
+}
+
 Result<Reply> SglangOracle::admit(const Operation& operation) {
   if (const Result<void> sound = check_admission(operation); !sound)
     return tl::unexpected(sound.error());
@@ -208,15 +218,11 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   };
   // Locked before a slot is sought: that eviction must not take what is to be copied.
   lock(request, best, has_states_);
-  Evicted unreported, evicted;
-  // The copy's slot. Where the host has more, that is of the longer prefix, whose window is loaded.
+  Evicted evicted;
+  // Where the host has more, the copy is of the longer prefix, whose window is loaded.
   const Prefix source = request.known.first(std::max(best_size, prefix));
   if (has_states_ && !source.empty() && cached_.has_state(source)) {
-    const bool on_both = cached_.has_host() && cached_.has_windows();
-    SglangPrefixMap::LoadLocks locks;
-    if (on_both) locks = cached_.lock_for_load(source);
-    request.live = take_slot(unreported);
-    if (on_both) cached_.unlock_load(source, locks);
+    take_copy_slot(request, source);
     if (!request.live.exists()) return refuse(Refusal::no_state_slot);
   }
   if (waiting != nullptr && has_lost_match(*waiting, told, operation))

@@ -196,6 +196,7 @@ class SglangOracle : public Subject {
   Result<Reply> end_storage_copy(const Operation& operation);
   void drain();
 
+  void take_copy_slot(Request& request, const Prefix& source);
   bool make_room_for_load(const Prefix& end);
   std::optional<Refusal> load(Request& request, Prefix& best, std::int64_t more, bool& loaded);
   Result<Reply> make_room(const Operation& operation);

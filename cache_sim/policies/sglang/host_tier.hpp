@@ -1,6 +1,6 @@
 // The host tier of SGLang's hybrid cache, beside the tree: for each node its copy on the host, and
-// the copies in flight. Rules: reference/caches/sglang.md, 1.13. A host slot
-// is a slot of the same LayerState with a number after those of the device.
+// the copies in flight. Rules: reference/caches/sglang.md, 1.13 and 1.16. A host slot is a slot of
+// the same LayerState with a number after those of the device.
 #pragma once
 
 #include <cstdint>

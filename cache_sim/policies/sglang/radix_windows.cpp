@@ -1,4 +1,4 @@
-// The tree's part in the KV of sliding windows (reference/caches/sglang.md, 1.15).
+// The tree's part in the KV of sliding windows (reference/caches/sglang.md, 1.15 and 1.16).
 #include "cache_sim/policies/sglang/radix_windows.hpp"
 
 #include <algorithm>
