@@ -126,7 +126,7 @@ endif()
 if(TARGET lockstep_static_kv)
   add_executable(lockstep_static_kv_tests ${static_kv_sources})
   target_link_libraries(lockstep_static_kv_tests PRIVATE
-    lockstep_static_kv lockstep_reference lockstep_models GTest::gtest_main ${CMAKE_DL_LIBS})
+    lockstep_static_kv lockstep_reference lockstep_models lockstep_compiled GTest::gtest_main ${CMAKE_DL_LIBS})
   lockstep_precompile_torch(lockstep_static_kv_tests)
   target_compile_options(lockstep_static_kv_tests PRIVATE -O1)
   add_dependencies(lockstep_static_kv_tests lockstep_static_kv_generate)
@@ -140,7 +140,7 @@ if(TARGET lockstep_cuda_graph)  # the same tests over CUDA graphs, and their tim
     target_compile_definitions(${target} PRIVATE LOCKSTEP_STATIC_KV_GPU)
     target_compile_options(${target} PRIVATE -O1)
     target_link_libraries(${target} PRIVATE lockstep_cuda_graph
-      $<FILTER:$<TARGET_OBJECTS:lockstep_static_kv>,EXCLUDE,\\.gch$> lockstep_reference lockstep_models)
+      $<FILTER:$<TARGET_OBJECTS:lockstep_static_kv>,EXCLUDE,\\.gch$> lockstep_reference lockstep_models lockstep_compiled)
   endforeach()
   target_link_libraries(lockstep_static_kv_gpu_tests PRIVATE GTest::gtest_main)
   lockstep_built_when_asked(lockstep_static_kv_gpu_tests lockstep_static_kv_times lockstep_graph_copy)
