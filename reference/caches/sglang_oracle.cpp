@@ -219,7 +219,7 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   // Locked before a slot is sought: that eviction must not take what is to be copied.
   lock(request, best, has_states_);
   Evicted evicted;
-  // Where the host has more, the copy is of the longer prefix, whose window is loaded.
+  // The copy is of the longer prefix if the host has more: its window is loaded.
   const Prefix source = request.known.first(std::max(best_size, prefix));
   if (has_states_ && !source.empty() && cached_.has_state(source)) {
     take_copy_slot(request, source);
