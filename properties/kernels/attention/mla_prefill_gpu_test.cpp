@@ -331,6 +331,7 @@ TYPED_TEST(MlaPrefillGpu, isTheAbsorbedForm) {
   const Array<float, 3> of_latents = lse.host();
   Array<float, 3> values = normal.out.host();
   Array<float, 2> sums = normal.lse.host();
+  // NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
   for (std::int64_t t = 0; t < 4 * 3; ++t)
     for (std::int64_t h = 0; h < question.heads; ++h) {
       for (std::int64_t d = 0; d < kValues; ++d)
@@ -423,6 +424,7 @@ TEST(MlaPrefillArguments, areRefusedByName) {
               }),
               HasSubstr("lse is expected to be [H, T] = [4, 9]"));
   EXPECT_THAT(complaint([](In& in) {
+                // NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result)
                 in.k = unread<const Bf16, 3>({12, 4, kWidth}, {4 * 193, 193, 1});
               }),
               HasSubstr("k is expected to be contiguous in its last dimension"));
