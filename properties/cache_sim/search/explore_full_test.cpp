@@ -20,7 +20,7 @@ class EveryDefect : public testing::TestWithParam<std::string> {};
 TEST_P(EveryDefect, isFoundAndShrunk) {
   for (const std::uint64_t seed : {1u, 2u, 3u}) {
     SCOPED_TRACE(seed);
-    testing_support::search_for(GetParam(), seed, 5000);
+    testing_support::search_for(GetParam(), seed, 10000);
   }
 }
 
