@@ -112,6 +112,6 @@ foreach(line IN ITEMS
     "name=static_kv.runtime_of_three_rows labels=full timeout=600 program={lockstep_static_kv_tests} args=--gtest_filter=StaticKv*Packages* fixtures_required=static_kv_packages_rows skip=\"no packages: `python3\" environment=\"LOCKSTEP_STATIC_KV={build}/static_kv_rows AOTI_RUNTIME_CHECK_INPUTS=1\""
     "name=static_kv.runtime_at_length labels=full timeout=1200 program={lockstep_static_kv_tests} args=--gtest_filter=StaticKv*Packages* fixtures_required=static_kv_packages_full skip=\"no packages: `python3\" environment=\"LOCKSTEP_STATIC_KV={build}/static_kv_full AOTI_RUNTIME_CHECK_INPUTS=1\""
     "name=static_kv.graphs_on_a_gpu labels=gpu timeout=600 program={lockstep_static_kv_gpu_tests}"
-    "name=kernels.refuse_arguments_by_name labels=quick timeout=60 program={lockstep_tests_gpu} args=--gtest_filter=*Arguments.*")
+    "name=kernels.refuse_arguments_by_name labels=full timeout=60 program={lockstep_tests_gpu} args=--gtest_filter=*Arguments.*")
   lockstep_check(cmake/checks.cmake "# ctest: ${line}")
 endforeach()

@@ -81,6 +81,7 @@ function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where 
   endif()
   if(label STREQUAL gpu)
     list(APPEND properties RESOURCE_LOCK gpu)
+    lockstep_built_when_asked(${program})
   endif()
   gtest_discover_tests(${program} DISCOVERY_MODE POST_BUILD DISCOVERY_TIMEOUT 120 PROPERTIES ${properties})
 endfunction()

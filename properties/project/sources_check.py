@@ -14,8 +14,8 @@ A file that was clean is not looked at again until it, or a file that it include
 --quick makes them tests of the quick tier: skipped (77) unless the tool has version 14, since another one formats
 otherwise and knows other checks. clang-tidy then looks only at what changed: at what is not committed, and at the
 commits since LOCKSTEP_BASE, origin/main or main, or at the last 20 where HEAD is that commit. A changed header is
-checked with one file that includes it. The newest changes come first; no file is begun after 75 seconds, none is
-waited for after 115, and those left are named. Sources that reach Torch's headers through one of ours stay out, too.
+checked with one file that includes it. The newest changes come first; no file is begun after 45 seconds, none is
+waited for after 75, and those left are named. Sources that reach Torch's headers through one of ours stay out, too.
 
 clang 14 reads CUDA 13 as host code: naming, size and calls are checked in kernels too. What it misses of the toolkit
 is declared in a header that is written into the build folder.
@@ -36,7 +36,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 VERSION = "14"
-SECONDS, MOST_SECONDS = 75, 115  # of the quick test: until a file is begun, until one is given up
+SECONDS, MOST_SECONDS = 45, 75  # of the quick test: until a file is begun, until one is given up
 COMMITS = 20
 SKIPPED = 77
 SUFFIXES = (".cpp", ".hpp", ".cu", ".cuh")
