@@ -11,8 +11,7 @@ BlockPool::BlockPool(const BlockRules& rules)
       blocks_(static_cast<std::size_t>(rules.blocks)),
       first_of_key_(rules.groups.size()),
       last_of_key_(rules.groups.size()),
-      free_count_(static_cast<std::uint32_t>(rules.blocks - 1)),
-      fewest_free_(free_count_) {
+      free_count_(static_cast<std::uint32_t>(rules.blocks - 1)) {
   const auto blocks = static_cast<std::uint32_t>(rules.blocks);
   require(blocks >= 2, "a pool has a block besides the null block");
   for (BlockId block = 0; block < blocks; ++block)
@@ -36,7 +35,6 @@ void BlockPool::unlink(BlockId block) {
   blocks_[cell.previous].next = cell.next;
   blocks_[cell.next].previous = cell.previous;
   --free_count_;
-  if (free_count_ < fewest_free_) fewest_free_ = free_count_;
 }
 
 BlockId BlockPool::pop() {
@@ -44,7 +42,7 @@ BlockId BlockPool::pop() {
   require(block != kNullBlock, "a block is popped where one is free");
   unlink(block);
   blocks_[block].references = 1;
-  if (has_key(block)) evicted_keys_ += remove_keys(block);
+  if (has_key(block)) remove_keys(block);
   return block;
 }
 
@@ -122,8 +120,7 @@ void BlockPool::add_key(BlockId block, std::uint32_t group, KeyId key, std::uint
   insert_entry_of_key(at);
 }
 
-std::int64_t BlockPool::remove_keys(BlockId block) {
-  std::int64_t removed = 0;
+void BlockPool::remove_keys(BlockId block) {
   std::uint32_t at = blocks_[block].first_entry;
   while (at != kNone) {
     if (rules_.unindexes_removed_keys) {
@@ -131,11 +128,9 @@ std::int64_t BlockPool::remove_keys(BlockId block) {
       free_entries_.push_back(at);
     }
     at = entries_[at].next_of_block;
-    ++removed;
   }
   blocks_[block].first_entry = kNone;
   if (memory_ != nullptr && blocks_[block].references == 0) memory_->lose(block);
-  return removed;
 }
 
 void BlockPool::move_keys(BlockId from, BlockId to) {

@@ -44,8 +44,6 @@ class BlockPool {
 
   std::uint32_t block_count() const { return static_cast<std::uint32_t>(blocks_.size()) - 1; }
   std::uint32_t free_count() const { return free_count_; }
-  std::int64_t evicted_keys() const { return evicted_keys_; }
-  std::uint32_t fewest_free() const { return fewest_free_; }
 
   /// Pops the head; requires free_count() > 0. Its keys are gone, one reference is the caller's.
   BlockId pop();
@@ -70,8 +68,7 @@ class BlockPool {
   /// Gives the block a key: its primary one, or an alias where it has one. The same key twice on a
   /// block is there once.
   void add_key(BlockId block, std::uint32_t group, KeyId key, std::uint32_t tokens);
-  /// Returns how many there were.
-  std::int64_t remove_keys(BlockId block);
+  void remove_keys(BlockId block);
   /// All keys of one block, in their order, become those of another one, which has none.
   void move_keys(BlockId from, BlockId to);
 
@@ -106,8 +103,6 @@ class BlockPool {
   std::vector<std::vector<std::uint32_t>> first_of_key_;  // by group, by key
   std::vector<std::vector<std::uint32_t>> last_of_key_;
   std::uint32_t free_count_;
-  std::uint32_t fewest_free_;
-  std::int64_t evicted_keys_ = 0;
   BlockMemory* memory_ = nullptr;  // null: nobody asks what blocks hold
 };
 
