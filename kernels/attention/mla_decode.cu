@@ -248,9 +248,10 @@ __device__ inline void load_tile_if(bool does, std::uint32_t to, const CUtensorM
 /// A block of threads.
 ///
 /// kManyRows: several blocks read the same keys, so products take longer than loads. In long items
-/// p is then handed to the outputs only when the next tile's scores are done (it is deferred). The
-/// outputs multiply it while those scores become the next p; handed over at once, its products
-/// would compete with those of the scores, and the tensor cores would idle afterwards.
+/// p is then handed to the outputs only before the last slab of the next tile's scores (it is
+/// deferred). The outputs multiply it while those scores become the next p; handed over at once,
+/// its products would compete with those of the scores, and the tensor cores would idle afterwards.
+/// Handed over after the last slab, they would idle until its products are issued.
 ///
 /// kGathers: pages are smaller than a tile.
 template <class T, class C, bool kManyRows, bool kGathers>
@@ -429,6 +430,10 @@ class Block {
   /// One warp: loads all tiles, from pages of whole tiles. All lanes run the loop and one issues
   /// the copies. If one lane ran it alone, the compiler would not know its arguments to be uniform;
   /// that takes three times the instructions, and feeding would take longer than computing.
+  ///
+  /// With few rows, loads take longer than products. Then a tile's copies start together, once all
+  /// its units are free: device memory delivers faster if all columns of a token are asked for at
+  /// once.
   __device__ void load_whole_tiles() const {
     const bool leads = elected();
     const int tiles_of_page = p_.page / kTokens;
@@ -445,6 +450,12 @@ class Block {
         const auto load = [&](std::uint32_t to, int slab, std::uint32_t barrier) {
           load_tile_if(leads, to, maps_.cache, slab * kTileColumns, page, token, barrier);
         };
+        if constexpr (!kManyRows) {
+          Step unit_of_tile = ring;
+#pragma unroll
+          for (int u = 0; u < kTileUnits; ++u, unit_of_tile.next())
+            barrier_wait(empty(unit_of_tile.place), unit_of_tile.parity ^ 1);
+        }
 #pragma unroll
         for (int u = 0; u < kTileUnits; ++u, ring.next()) {
           if (u == kLateUnit) {
@@ -453,7 +464,7 @@ class Block {
             load(rope_at(rope.place), 2 * kHalf, rope_full(rope.place));
             rope.next();
           }
-          barrier_wait(empty(ring.place), ring.parity ^ 1);
+          if constexpr (kManyRows) barrier_wait(empty(ring.place), ring.parity ^ 1);
 #pragma unroll
           for (int s = 0; s < kPair; ++s) {
             expect_if(leads, full(ring.place, s), kSlabBytes);
@@ -942,6 +953,7 @@ class Block {
           else
             barrier_wait(full(ring.place, s % kPair), ring.parity);
           if (i == kPair && t == 0) barrier_wait(queries_full(), queries_parity);
+          if (i == kSlabs - 1 && defers && t > 0) hand_over(At::kPs - 1 - tile.place, lane);
           const std::uint64_t K =
               matrix(is_rope ? rope_at(rope.place) : unit(ring.place) + s % kPair * kSlabBytes);
 #pragma unroll
@@ -959,7 +971,6 @@ class Block {
         commit_products();
         wait_for_products<0>();
         pin(S);
-        if (defers && t > 0) hand_over(At::kPs - 1 - tile.place, lane);
         arrive_of_warp(rope_empty(rope.place), lane);
         rope.next();
         const bool ends = t + 1 == item.count;
@@ -1012,6 +1023,7 @@ class Block {
           }
         }
         publish_to_async();
+        __syncwarp();
         if (!defers || ends) hand_over(tile.place, lane);
         if (!ends) add_rounded(rounded, alpha, p);
         tile.next();
@@ -1021,9 +1033,9 @@ class Block {
     barrier_arrive(scores_done());
   }
 
-  /// Hands a tile of p to the outputs. The lanes that wrote alphas and totals arrive themselves.
+  /// Hands a tile of p that the warp has published to the outputs. The lanes that wrote alphas and
+  /// totals arrive themselves.
   __device__ void hand_over(int place, int lane) const {
-    __syncwarp();
     arrive_if(lane % 4 == 0, p_full(place));
   }
 
@@ -1073,14 +1085,16 @@ class Block {
         ring.skip(kHalf / kPair + side * kSideStep);  // behind the queries' units
       }
       for (int t = 0; t < item.count; ++t) {
-        barrier_wait(p_full(tile.place), tile.parity);
         Step second = ring;
         second.skip(kSecondStep);
+        // The keys come first: the scores have used them, and from p to its products no other wait
+        // delays the tensor cores.
 #pragma unroll
         for (int s = 0; s < kPair; ++s) {
           barrier_wait(full(ring.place, s), ring.parity);
           barrier_wait(full(second.place, s), second.parity);
         }
+        barrier_wait(p_full(tile.place), tile.parity);
         if (t > 0) {
           const float a = alphas(tile.place)[row], b = alphas(tile.place)[row + 8];
           // Most tiles leave all factors at 1.

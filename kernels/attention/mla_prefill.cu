@@ -40,7 +40,7 @@ constexpr int kStages = 2;
 constexpr int kGroups = 2;  ///< warpgroups of queries
 constexpr int kThreads = (1 + kGroups) * kWarpgroup;
 constexpr int kQueryThreads = kGroups * kWarpgroup;
-constexpr int kFeedRegisters = 40, kQueryRegisters = 232;
+constexpr int kFeedRegisters = 24, kQueryRegisters = 240;
 constexpr int kQuerySteps = 4;  ///< of the 12 steps of Q K^T, those with Q in registers
 constexpr int kAhead = 3;       ///< tiles still to load when the next item is taken
 constexpr std::int64_t kGroupBytes = 44 << 20;  ///< bytes of keys and values of a group of heads
@@ -72,7 +72,8 @@ struct Prefill {
   std::int64_t query_stride, key_stride;
   int rows, heads, tokens, keys;  ///< sizes of the batch
   bool causal;
-  float scale_log2;
+  float scale_log2;  ///< without its sign, and not 0: 0 times -infinity is NaN
+  bool negative;     ///< the scale's sign
   void* out;
   std::int64_t out_strides[2];
   float* lse;
@@ -169,7 +170,8 @@ class Items {
 struct Place {
   int group;  ///< the warpgroup, 0 or 1
   int warp, lane;
-  int row;  ///< the first of the thread's two rows of the item's 128; the second is 8 below
+  /// The first of the thread's two rows of the item's 128; the second is 8 below.
+  __device__ int row() const { return group * 64 + warp * 16 + lane / 4; }
 };
 
 /// The thread's part of 64 queries: scores of a tile, outputs, p of the tile before, queries.
@@ -473,7 +475,7 @@ class Block {
   template <class Between>
   __device__ void weigh(Rows& x, const Item& item, int tile, const Place& at,
                         Between between) const {
-    const float scale = fmaxf(fabsf(p_.scale_log2), 1e-30f);  // not 0: 0 times -infinity is NaN
+    const float scale = p_.scale_log2;
     hide(x.S, item, tile, at);
     raise<0>(x, scale);
     exponentiate<0>(x, scale);
@@ -487,12 +489,12 @@ class Block {
   __device__ void hide(float (&S)[64], const Item& item, int tile, const Place& at) const {
     // keys that the warpgroup's first query sees
     const int seen = min(item.seen + (p_.causal ? at.group * 64 : 0), item.keys);
-    if ((tile + 1) * kKeys <= seen && p_.scale_log2 >= 0) return;
-    const float sign = p_.scale_log2 < 0 ? -1.0f : 1.0f;
+    if ((tile + 1) * kKeys <= seen && !p_.negative) return;
+    const float sign = p_.negative ? -1.0f : 1.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // keys of the tile that the row sees, from the thread's first column on
-      const int there = min(item.seen + (p_.causal ? at.row + 8 * r : 0), item.keys) -
+      const int there = min(item.seen + (p_.causal ? at.row() + 8 * r : 0), item.keys) -
                         tile * kKeys - 2 * (at.lane % 4);
 #pragma unroll
       for (int n = 0; n < 32; ++n) {
@@ -553,8 +555,8 @@ class Block {
       const bool any = whole > 0 || whole != whole;
       asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(factor[r]) : "f"(any ? whole : INFINITY));
       const float lse = any ? (largest[r] + log2f(whole)) * kLn2 : -INFINITY;
-      const std::int64_t token = item.first + at.row + 8 * r;
-      if (at.row + 8 * r < item.count && at.lane % 4 == 0)
+      const std::int64_t token = item.first + at.row() + 8 * r;
+      if (at.row() + 8 * r < item.count && at.lane % 4 == 0)
         p_.lse[item.head * p_.lse_strides[0] + token * p_.lse_strides[1]] = lse;
     }
     const int first = at.group * 64 + at.warp * 16;  // the warp's first row
@@ -662,8 +664,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp == 2) block.clear_values();
   } else {
     take_registers<kQueryRegisters>();
-    const int group = warp / 4 - 1, lane = static_cast<int>(threadIdx.x % 32);
-    block.run_queries({group, warp % 4, lane, group * 64 + warp % 4 * 16 + lane / 4});
+    // By a shuffle, so that ptxas keeps it: it would read threadIdx anew in each tile, between the
+    // products of P V, and these would wait.
+    const int lane = static_cast<int>(__shfl_xor_sync(0xffffffffu, threadIdx.x % 32 ^ 1, 1));
+    block.run_queries({warp / 4 - 1, warp % 4, lane});
   }
 }
 
@@ -729,7 +733,9 @@ void mla_prefill(const MlaPrefill<T>& in, cudaStream_t stream) {
   p.tokens = static_cast<int>(tokens);
   p.keys = static_cast<int>(L);
   p.causal = in.causal;
-  p.scale_log2 = static_cast<float>(in.softmax_scale * 1.4426950408889634);
+  p.scale_log2 =
+      std::max(std::abs(static_cast<float>(in.softmax_scale * 1.4426950408889634)), 1e-30f);
+  p.negative = in.softmax_scale < 0;
   p.out = in.out.data_handle();
   p.lse = in.lse.data_handle();
   for (std::size_t i = 0; i < 2; ++i) {
