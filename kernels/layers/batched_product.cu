@@ -7,7 +7,7 @@
 // bits, and tiles may be chosen by the number of tokens.
 //
 //   product_kernel   grid (blocks of a cluster x tiles of tokens, tiles of weight rows, G). A tile
-//                    has 64, 128 or 192 weight rows and 32 or 128 tokens. The blocks of a cluster
+//                    has up to 192 weight rows and 32 or 128 tokens. The blocks of a cluster
 //                    share its splits: one each, or several, one after another. Block: a
 //                    warpgroup for 64 weight rows, and one warp that loads
 //   stream_kernel    many tokens; grid (clusters of two blocks that fill the processors). A cluster
@@ -16,8 +16,8 @@
 //                    splits of its tile. Block: two warpgroups, and warps of which one loads
 //
 // 1. The loading warp fills a ring of stages: a stage has 128 bytes of K of a tile's weight rows
-//    and tokens. Before the previous launch has ended, settled weights are loaded, and others are
-//    prefetched into L2 where K is short.
+//    and tokens. Before the previous launch has ended, settled weights are loaded, and a step of
+//    others is prefetched into L2 where K is short.
 // 2. Each warpgroup sums its products. With e4m3, the sum over 128 numbers is multiplied by its
 //    scales and added in float32, because tensor cores accumulate e4m3 products with fewer bits.
 // 3. Sums are rounded into tiles of shared memory, which bulk copies store. In stream_kernel the
