@@ -7,7 +7,7 @@
 // bits, and tiles may be chosen by the number of tokens.
 //
 //   product_kernel   grid (blocks of a cluster x tiles of tokens, tiles of weight rows, G). A tile
-//                    has 64, 128 or 192 weight rows and 32 or 128 tokens. The blocks of a cluster
+//                    has up to 192 weight rows and 32 or 128 tokens. The blocks of a cluster
 //                    share its splits: one each, or several, one after another. Block: a
 //                    warpgroup for 64 weight rows, and one warp that loads
 //   stream_kernel    many tokens; grid (clusters of two blocks that fill the processors). A cluster
@@ -16,8 +16,8 @@
 //                    splits of its tile. Block: two warpgroups, and warps of which one loads
 //
 // 1. The loading warp fills a ring of stages: a stage has 128 bytes of K of a tile's weight rows
-//    and tokens. Before the previous launch has ended, settled weights are loaded, and others are
-//    prefetched into L2 where K is short.
+//    and tokens. Before the previous launch has ended, settled weights are loaded, and a step of
+//    others is prefetched into L2 where K is short.
 // 2. Each warpgroup sums its products. With e4m3, the sum over 128 numbers is multiplied by its
 //    scales and added in float32, because tensor cores accumulate e4m3 products with fewer bits.
 // 3. Sums are rounded into tiles of shared memory, which bulk copies store. In stream_kernel the
@@ -39,7 +39,7 @@ constexpr int kFew = 32, kSome = 128;              ///< tokens of a tile of prod
 constexpr int kStepBytes = hopper::kTileRowBytes;  ///< bytes of K in a step: 128
 constexpr int kEach = 8;                           ///< bf16 elements in 16 bytes
 constexpr int kGroup = 128;  ///< numbers of e4m3, and weight rows, that share a scale
-constexpr int kMostSplits = 8, kMostStages = 20;
+constexpr int kMostSplits = 8, kMostStages = 32;
 
 constexpr int bytes_of_stage(int rows, int tokens) {
   return (rows + tokens) * kStepBytes;
@@ -51,10 +51,11 @@ struct Task {
   int M, N;
   int blocks = 1;      ///< of a cluster; each takes splits / blocks splits, one after another
   int stages = 0;      ///< of the ring
-  int prefetched = 0;  ///< steps of a split
+  int rows = 0;        ///< weight rows of a tile
+  int box = 0;         ///< weight rows of a copy
+  int tokens = 0;      ///< for which a stage has room
+  int prefetched = 0;  ///< steps of a block, into L2
   bool shared_x, settled_weights;
-  const char* weight;
-  std::int64_t weight_strides[2];  ///< bytes
   Bf16* out;
   std::int64_t out_strides[2];
   const float* x_scale{};
@@ -131,17 +132,19 @@ struct Bf16Product<192> {
 #undef LOCKSTEP_D16
 #undef LOCKSTEP_D4
 
-/// The ring: addresses of its stages and barriers. A stage is full when its bytes have landed, and
-/// empty when every multiplying warp has used it.
-template <int kRows, int kTokens>
+/// The ring: addresses of its stages and barriers, and how many weight rows and tokens a stage has
+/// room for. A stage is full when its bytes have landed, and empty when every multiplying warp has
+/// used it.
 struct Ring {
   std::uint32_t tiles, barriers;
-  int stages;
+  int stages, rows, room;
 
   __device__ std::uint32_t weights(int stage) const {
-    return tiles + static_cast<std::uint32_t>(stage * bytes_of_stage(kRows, kTokens));
+    return tiles + static_cast<std::uint32_t>(stage * bytes_of_stage(rows, room));
   }
-  __device__ std::uint32_t tokens(int stage) const { return weights(stage) + kRows * kStepBytes; }
+  __device__ std::uint32_t tokens(int stage) const {
+    return weights(stage) + static_cast<std::uint32_t>(rows * kStepBytes);
+  }
   __device__ std::uint32_t full(int stage) const {
     return barriers + static_cast<std::uint32_t>(stage * 8);
   }
@@ -177,29 +180,48 @@ struct Place {
 /// One lane of the loading warp: loads steps begin ... end - 1 of K. Rows outside the matrices are
 /// not asked for, because they take a copy longer than rows inside: what a stage holds there meets
 /// only rows that are not stored.
-template <int kRows, int kTokens>
-__device__ inline void load_steps(const Ring<kRows, kTokens>& ring, const CUtensorMap& weights,
+__device__ inline void load_steps(const Ring& ring, const CUtensorMap& weights,
                                   const CUtensorMap& tokens, const Task& task, int begin, int end,
                                   int first_row, int first_token, int g) {
-  const int parts = min(kRows, task.N - first_row + kPartRows - 1) / kPartRows;
-  const int bytes = bytes_of_stage(parts * kPartRows, min(kTokens, task.M));
+  const int stages = ring.stages, box = task.box;
+  const int rows = min(task.rows, (task.N - first_row + box - 1) / box * box);
+  const int bytes = bytes_of_stage(rows, min(task.tokens, task.M));
+  const int x = task.shared_x ? 0 : g;
   const auto load_weights = [&](int i, int stage) {
-    hopper::barrier_expect(ring.full(stage), bytes);
-    for (int part = 0; part < parts; ++part)
-      hopper::load_tile(
-          ring.weights(stage) + static_cast<std::uint32_t>(part * kPartRows * kStepBytes), weights,
-          (begin + i) * hopper::kTileColumns, g, first_row + part * kPartRows, ring.full(stage));
+    const std::uint32_t to = ring.weights(stage), full = ring.full(stage);
+    hopper::barrier_expect(full, bytes);
+    for (int row = 0; row < rows; row += box)
+      hopper::load_tile(to + static_cast<std::uint32_t>(row * kStepBytes), weights,
+                        (begin + i) * hopper::kTileColumns, g, first_row + row, full);
   };
-  const int steps = end - begin, early = task.settled_weights ? min(steps, ring.stages) : 0;
+  const int steps = end - begin, early = task.settled_weights ? min(steps, stages) : 0;
   for (int i = 0; i < early; ++i) load_weights(i, i);
+  for (int i = early; i < task.prefetched; ++i)
+    for (int row = 0; row < rows; row += box)
+      hopper::prefetch_tile(weights, (begin + i) * hopper::kTileColumns, g, first_row + row);
   wait_for_earlier_launch();
   Place at;
-  for (int i = 0; i < steps; ++i, at.advance(ring.stages)) {
-    if (i >= ring.stages) hopper::barrier_wait(ring.empty(at.stage), at.parity ^ 1);
+  for (int i = 0; i < steps; ++i, at.advance(stages)) {
+    if (i >= stages) hopper::barrier_wait(ring.empty(at.stage), at.parity ^ 1);
     if (i >= early) load_weights(i, at.stage);
-    hopper::load_tile(ring.tokens(at.stage), tokens, (begin + i) * hopper::kTileColumns,
-                      task.shared_x ? 0 : g, first_token, ring.full(at.stage));
+    hopper::load_tile(ring.tokens(at.stage), tokens, (begin + i) * hopper::kTileColumns, x,
+                      first_token, ring.full(at.stage));
   }
+}
+
+/// The address of `barriers` or of tiles in `memory`, which the compiler keeps in a uniform
+/// register instead of deriving it from the block's rank in each step.
+__device__ inline std::uint32_t kept_address(const void* shared, std::uint32_t aligned) {
+  const std::uint32_t address = (hopper::shared_address(shared) + aligned - 1) & ~(aligned - 1);
+  return static_cast<std::uint32_t>(hopper::uniform(static_cast<int>(address)));
+}
+
+/// Whether this lane is the one of its warp, all of which calls, that issues copies. The compiler
+/// knows that it is one, and issues a copy without a loop over lanes.
+__device__ inline bool elected() {
+  std::uint32_t is;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is));
+  return is != 0;
 }
 
 /// Descriptors of 64 rows of weights and of the tokens.
@@ -207,9 +229,9 @@ struct Operands {
   std::uint64_t left, right;
 };
 
-/// Waits until a stage is full; returns the operands of a warpgroup.
-template <int kRows, int kTokens>
-__device__ inline Operands operands_of(const Ring<kRows, kTokens>& ring, Place at, int group) {
+/// Waits until a stage is full; returns the operands of a warpgroup. Where a stage has room for
+/// fewer than they have, the rest are bytes of whatever follows.
+__device__ inline Operands operands_of(const Ring& ring, Place at, int group) {
   hopper::barrier_wait(ring.full(at.stage), at.parity);
   return {hopper::matrix(ring.weights(at.stage) +
                          static_cast<std::uint32_t>(group * kPartRows * kStepBytes)),
@@ -218,9 +240,9 @@ __device__ inline Operands operands_of(const Ring<kRows, kTokens>& ring, Place a
 
 /// Sums `steps` steps of the ring in bf16, from `at` on. A stage is released one step late, so that
 /// products of the next step are already under way.
-template <int kRows, int kTokens, class Release>
-__device__ inline void multiply(float (&sums)[kTokens / 2], const Ring<kRows, kTokens>& ring,
-                                Place& at, int steps, int group, Release release) {
+template <int kTokens, class Release>
+__device__ inline void multiply(float (&sums)[kTokens / 2], const Ring& ring, Place& at, int steps,
+                                int group, Release release) {
   int used = 0;
   for (int i = 0; i < steps; ++i) {
     const auto [left, right] = operands_of(ring, at, group);
@@ -263,33 +285,33 @@ __device__ inline void add_groups(float (&sums)[kTokens / 2], float4* kept, int 
 /// Sums splits first ... first + count - 1, each like a block of its own, and adds their sums in
 /// pairs, the pairs in pairs and so on. `count` is a power of two. Sums wait in local memory, since
 /// registers have room for one split's.
-template <int kRows, int kTokens, class Release>
-__device__ inline void multiply_splits(float (&sums)[kTokens / 2], const Ring<kRows, kTokens>& ring,
-                                       Place& at, const Task& task, int first, int count, int group,
+template <int kTokens, class Release>
+__device__ inline void multiply_splits(float (&sums)[kTokens / 2], const Ring& ring, Place& at,
+                                       const Task& task, int first, int count, int group,
                                        Release release) {
   float4 memory[3 * kTokens / 8];
   static_assert(kMostSplits == 8);
   float4* kept = memory;
   asm volatile("" : "+l"(kept)::"memory");  // keeps the array in memory
   for (int i = 0; i < count; ++i) {
-    multiply(sums, ring, at, task.begin_of(first + i + 1) - task.begin_of(first + i), group,
-             release);
+    multiply<kTokens>(sums, ring, at, task.begin_of(first + i + 1) - task.begin_of(first + i),
+                      group, release);
     add_groups<kTokens>(sums, kept, i, count);
   }
 }
 
 /// multiply_splits() of all splits, of which there are several, with registers for two splits'
 /// sums.
-template <int kRows, int kTokens, class Release>
-__device__ inline void multiply_pairs(float (&sums)[kTokens / 2], const Ring<kRows, kTokens>& ring,
-                                      Place& at, const Task& task, int group, Release release) {
+template <int kTokens, class Release>
+__device__ inline void multiply_pairs(float (&sums)[kTokens / 2], const Ring& ring, Place& at,
+                                      const Task& task, int group, Release release) {
   float4 memory[2 * kTokens / 8];
   float4* kept = memory;
   asm volatile("" : "+l"(kept)::"memory");
   for (int i = 0; i < task.splits; i += 2) {
     float first[kTokens / 2];
-    multiply(first, ring, at, task.begin_of(i + 1) - task.begin_of(i), group, release);
-    multiply(sums, ring, at, task.begin_of(i + 2) - task.begin_of(i + 1), group, release);
+    multiply<kTokens>(first, ring, at, task.begin_of(i + 1) - task.begin_of(i), group, release);
+    multiply<kTokens>(sums, ring, at, task.begin_of(i + 2) - task.begin_of(i + 1), group, release);
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) sums[j] = first[j] + sums[j];
     add_groups<kTokens>(sums, kept, i / 2, task.splits / 2);
@@ -299,10 +321,9 @@ __device__ inline void multiply_pairs(float (&sums)[kTokens / 2], const Ring<kRo
 /// multiply() in e4m3, with scales. Step i has the 128 numbers from (first + i) * 128 on, which
 /// share a scale.
 template <int kRows, int kTokens>
-__device__ inline void multiply_numbers(float (&sums)[kTokens / 2],
-                                        const Ring<kRows, kTokens>& ring, const Task& task,
-                                        int first, int steps, int group, int first_row,
-                                        int first_token, int g) {
+__device__ inline void multiply_numbers(float (&sums)[kTokens / 2], const Ring& ring,
+                                        const Task& task, int first, int steps, int group,
+                                        int first_row, int first_token, int g) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   __shared__ float scales[kRows / kPartRows][2][kTokens];  ///< [warpgroup][step % 2][token]
   // Thread j multiplies the weights' scale by token j's, and loads both a step early.
@@ -401,6 +422,14 @@ __device__ inline void round_into(std::uint32_t tile, const float (&sums)[kCount
   }
 }
 
+/// Waits for all threads of the cluster, each of which has used what it read, and for no writes.
+__device__ inline void leave_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.aligned;" ::
+          : "memory");
+}
+
 /// Adds the sums of all blocks of the cluster for this block's share of the tokens, and stores them
 /// to `out`. The threads that multiplied call it.
 template <int kRows, int kTokens>
@@ -416,7 +445,8 @@ __device__ inline void add_and_store(const Task& task, std::uint32_t sums, int r
       const int i = first + j * kThreads;
       token = rank * share + i / kPieces;
       row = i % kPieces * 4;
-      return i < share * kPieces && first_token + token < task.M && first_row + row < task.N;
+      return i < share * kPieces && first_token + token < task.M &&
+             row < min(task.rows, task.N - first_row);
     };
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
@@ -453,7 +483,7 @@ __device__ inline void add_and_store(const Task& task, std::uint32_t sums, int r
 template <class T, int kRows, int kTokens>
 constexpr int blocks_of_processor() {
   constexpr int kParts = kRows / kPartRows;
-  if (kTokens == kFew) return kParts == 1 ? 5 : kParts == 2 ? 3 : 2;
+  if (kTokens == kFew) return kParts == 1 ? 5 : kParts == 2 ? 4 : 2;
   if (std::is_same_v<T, Bf16>) return kParts == 1 ? 4 : kParts == 2 ? 2 : 1;
   return kParts == 1 ? 3 : 1;
 }
@@ -466,8 +496,8 @@ __global__ void __launch_bounds__(kRows * 2 + 32, blocks_of_processor<T, kRows, 
   constexpr int kMultiplying = kRows * 2, kGroups = kRows / kPartRows;
   extern __shared__ unsigned char memory[];
   __shared__ alignas(8) std::uint64_t barriers[2 * kMostStages];
-  const std::uint32_t tiles = (hopper::shared_address(memory) + 1023) & ~1023u;
-  const Ring<kRows, kTokens> ring{tiles, hopper::shared_address(barriers), task.stages};
+  const std::uint32_t tiles = kept_address(memory, 1024);
+  const Ring ring{tiles, kept_address(barriers, 8), task.stages, task.rows, task.tokens};
   if (threadIdx.x == kMultiplying) {
     hopper::prefetch_map(weights);
     hopper::prefetch_map(tokens);
@@ -479,26 +509,19 @@ __global__ void __launch_bounds__(kRows * 2 + 32, blocks_of_processor<T, kRows, 
   const int rank = static_cast<int>(blockIdx.x) % task.blocks;
   const int tile = static_cast<int>(blockIdx.x) / task.blocks;
   const int first_token = first_of(tile, kTokens, task.M);
-  const int first_row = static_cast<int>(blockIdx.y) * kRows;
+  const int first_row = static_cast<int>(blockIdx.y) * task.rows;
   const int g = static_cast<int>(blockIdx.z);
   const int splits = task.splits / task.blocks;
   const int begin = task.begin_of(rank * splits), end = task.begin_of((rank + 1) * splits);
   const int group = hopper::uniform(static_cast<int>(threadIdx.x) / hopper::kWarpgroup);
+  const bool adds = task.blocks > 1 || task.rows % kPartRows != 0;
   if (group == kGroups) {
-    if (threadIdx.x == kMultiplying)
-      load_steps(ring, weights, tokens, task, begin, end, first_row, first_token, g);
+    if (elected()) load_steps(ring, weights, tokens, task, begin, end, first_row, first_token, g);
     __syncwarp();
-    if (task.blocks == 1) return;
+    if (!adds) return;
     hopper::sync_cluster();
-    hopper::sync_cluster();
+    leave_cluster();
     return;
-  }
-  const int prefetched = min(task.prefetched, end - begin) * kRows;
-  for (int i = static_cast<int>(threadIdx.x); i < prefetched; i += kMultiplying) {
-    const int row = first_row + i % kRows;
-    if (row < task.N)
-      prefetch_to_l2(task.weight + g * task.weight_strides[0] + row * task.weight_strides[1] +
-                     (begin + i / kRows) * kStepBytes);
   }
   wait_for_earlier_launch();
   float sums[kTokens / 2] = {};
@@ -509,15 +532,16 @@ __global__ void __launch_bounds__(kRows * 2 + 32, blocks_of_processor<T, kRows, 
       if (threadIdx.x % 32 == 0) hopper::barrier_arrive(ring.empty(stage));
     };
     if (splits == 1)
-      multiply(sums, ring, at, end - begin, group, release);
+      multiply<kTokens>(sums, ring, at, end - begin, group, release);
     else if constexpr (kTokens != kFew)
-      multiply_splits(sums, ring, at, task, rank * splits, splits, group, release);
+      multiply_splits<kTokens>(sums, ring, at, task, rank * splits, splits, group, release);
   } else {
-    multiply_numbers(sums, ring, task, begin, end - begin, group, first_row, first_token, g);
+    multiply_numbers<kRows, kTokens>(sums, ring, task, begin, end - begin, group, first_row,
+                                     first_token, g);
   }
   // All products have read the ring, which is now overwritten.
   hopper::sync_threads_of(1, kMultiplying);
-  if (task.blocks == 1) {
+  if (!adds) {
     const std::uint32_t part =
         tiles + static_cast<std::uint32_t>(group * kTokens * hopper::kTileRowBytes);
     round_into<kTokens>(part, sums, 0);
@@ -543,7 +567,7 @@ __global__ void __launch_bounds__(kRows * 2 + 32, blocks_of_processor<T, kRows, 
   hopper::sync_cluster();
   add_and_store<kRows, kTokens>(task, tiles, rank, first_row, first_token, g);
   __syncwarp();
-  hopper::sync_cluster();  // a block's shared memory must outlive its readers
+  leave_cluster();  // a block's shared memory must outlive its readers
 }
 
 // --- Many tokens ---------------------------------------------------------------------------------
@@ -589,11 +613,10 @@ __global__ void __launch_bounds__(Stream<kMany>::kThreads, 1)
                   const __grid_constant__ CUtensorMap out, const __grid_constant__ Task task,
                   const __grid_constant__ Tiles tiles) {
   using Of = Stream<kMany>;
-  using StreamRing = Ring<kPairRows, kMany>;
   extern __shared__ unsigned char memory[];
   __shared__ alignas(8) std::uint64_t barriers[2 * kStreamStages];
-  const std::uint32_t base = (hopper::shared_address(memory) + 1023) & ~1023u;
-  const StreamRing ring{base, hopper::shared_address(barriers), kStreamStages};
+  const std::uint32_t base = kept_address(memory, 1024);
+  const Ring ring{base, kept_address(barriers, 8), kStreamStages, kPairRows, kMany};
   if (threadIdx.x == 0) {
     hopper::prefetch_map(weights);
     hopper::prefetch_map(tokens);
@@ -609,7 +632,7 @@ __global__ void __launch_bounds__(Stream<kMany>::kThreads, 1)
   Place at;
   if (group == 2) {
     if constexpr (Of::kPairs) hopper::give_registers<24>();
-    if (threadIdx.x == 2 * hopper::kWarpgroup) {
+    if (threadIdx.x / 32 == 2 * hopper::kWarpgroup / 32 && elected()) {
       bool first = true;  // round of the ring
       for (int number = static_cast<int>(blockIdx.x) / 2; number < tiles.all; number += clusters) {
         const Tile tile = tile_of<kMany>(tiles, number, rank, task.M);
@@ -643,11 +666,11 @@ __global__ void __launch_bounds__(Stream<kMany>::kThreads, 1)
       const Tile tile = tile_of<kMany>(tiles, number, rank, task.M);
       float sums[kMany / 2];
       if (task.splits == 1)
-        multiply(sums, ring, at, task.steps, group, release);
+        multiply<kMany>(sums, ring, at, task.steps, group, release);
       else if constexpr (Of::kPairs)
-        multiply_pairs(sums, ring, at, task, group, release);
+        multiply_pairs<kMany>(sums, ring, at, task, group, release);
       else
-        multiply_splits(sums, ring, at, task, 0, task.splits, group, release);
+        multiply_splits<kMany>(sums, ring, at, task, 0, task.splits, group, release);
 #pragma unroll
       for (int first = 0; first < kMany; first += kStored) {
         const std::uint32_t buffer = buffers + static_cast<std::uint32_t>(turn * kStoredBytes);
@@ -754,34 +777,35 @@ int most_at_once(int blocks) {
 
 template <class T, int kRows, int kTokens>
 void launch_product(const BatchedProduct<T>& in, Task task, cudaStream_t stream) {
-  constexpr int kStage = bytes_of_stage(kRows, kTokens), kShared = 222 * 1024;
+  constexpr int kShared = 222 * 1024;
   auto* const kernel = product_kernel<T, kRows, kTokens>;
   static const cudaError_t set =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   check_cuda(set, kName);
-  const std::int64_t G = in.weight.extent(0), rows = (task.N + kRows - 1) / kRows;
+  const std::int64_t rows = (task.N + task.rows - 1) / task.rows;
   const std::int64_t columns = (task.M + kTokens - 1) / kTokens;
-  const std::int64_t most = most_at_once(task.blocks);
+  const std::int64_t weight_blocks = in.weight.extent(0) * rows * task.blocks;
+  const std::int64_t all = weight_blocks * columns, most = most_at_once(task.blocks);
   // The rings of the blocks that run at once take all shared memory: weights come at the rate of
-  // the bytes that are under way.
-  const auto resident = static_cast<int>(
-      std::clamp<std::int64_t>((G * rows * columns * task.blocks + most - 1) / most, 1,
-                               blocks_of_processor<T, kRows, kTokens>()));
+  // the bytes that are under way. The last stage's operands reach as far as whole ones.
+  const auto resident = static_cast<int>(std::clamp<std::int64_t>(
+      (all + most - 1) / most, 1, blocks_of_processor<T, kRows, kTokens>()));
+  task.box = task.N % task.rows == 0 ? task.rows : kPartRows;
+  task.tokens = std::min(kTokens, (task.M + 7) / 8 * 8);
+  const int stage = bytes_of_stage(task.rows, task.tokens);
+  const int beyond = bytes_of_stage(kRows, kTokens) - stage + 1024;
   const int steps = (task.steps + task.blocks - 1) / task.blocks;
   task.stages =
-      std::min({steps, kMostStages, std::max(2, (kShared / resident - 2 * 1024) / kStage)});
-  // A launch with a short K is mostly latency. More than 8 MB would take L2 from the launch in
-  // front.
-  const bool is_short = task.steps <= (kTokens == kFew ? 4 : 8);
-  if (is_short && !task.settled_weights)
-    task.prefetched = static_cast<int>(
-        std::min<std::int64_t>(steps, (8 << 20) / (G * rows * task.blocks * kRows * kStepBytes)));
-  const int result = kTokens * (task.blocks > 1 ? (kRows + 4) * 4 : kRows * 2);
+      std::min({steps, kMostStages, std::max(2, (kShared / resident - 1024 - beyond) / stage)});
+  // A launch with a short K is mostly latency. Longer ones lose by more than a step.
+  task.prefetched = task.steps <= 8 && !task.settled_weights ? 1 : 0;
+  const bool adds = task.blocks > 1 || task.rows % kPartRows != 0;
+  const int result = kTokens * (adds ? (kRows + 4) * 4 : kRows * 2);
   launch_clusters(kernel,
                   dim3(static_cast<unsigned>(task.blocks * columns), static_cast<unsigned>(rows),
-                       static_cast<unsigned>(G)),
-                  task.blocks, kRows * 2 + 32, std::max(task.stages * kStage, result) + 1024,
-                  stream, map_of(in.weight, kPartRows), map_of(in.x, std::min(task.M, kTokens)),
+                       static_cast<unsigned>(in.weight.extent(0))),
+                  task.blocks, kRows * 2 + 32, std::max(task.stages * stage, result) + beyond,
+                  stream, map_of(in.weight, task.box), map_of(in.x, std::min(task.M, kTokens)),
                   map_of(TensorView<const Bf16, 3>(in.out), kTokens), task);
 }
 
@@ -847,9 +871,12 @@ TileShape tile_for(std::int64_t G, const Task& task, bool scaled) {
   // Otherwise as many blocks as run at once, one on each processor, and the largest of these.
   TileShape best{};
   std::int64_t most = 0;
-  for (const int rows : {64, 128, 192}) {
+  for (int rows = 48; rows <= 192; rows += 8) {
+    // Warpgroups multiply 64 rows each. The last may have fewer, where tiles divide N.
+    const bool whole = rows % kPartRows == 0;
     const bool wasteful = (task.N + rows - 1) / rows * rows > task.N / 8 * 9 && rows > 64;
-    if (wasteful || (scaled && rows * tokens > 128 * 128)) continue;
+    const bool parted = task.N % rows == 0 && rows % kPartRows >= 48 && !scaled;
+    if ((whole ? wasteful : !parted) || (scaled && rows * tokens > 128 * 128)) continue;
     const int fewest = scaled || tokens == kFew ? task.splits : 1;
     for (int blocks = task.splits; blocks >= fewest; blocks /= 2) {
       const std::int64_t found = tiles(rows, tokens) * blocks;
@@ -894,9 +921,6 @@ void batched_product(const BatchedProduct<T>& in, cudaStream_t stream) {
             .N = static_cast<int>(N),
             .shared_x = in.x.extent(0) == 1,
             .settled_weights = in.settled_weights,
-            .weight = reinterpret_cast<const char*>(in.weight.data_handle()),
-            .weight_strides = {in.weight.stride(0) * std::int64_t{sizeof(T)},
-                               in.weight.stride(1) * std::int64_t{sizeof(T)}},
             .out = in.out.data_handle(),
             .out_strides = {in.out.stride(0), in.out.stride(1)}};
   const auto tell = [](const auto& scale, const float*& data, std::int64_t(&strides)[3]) {
@@ -911,15 +935,16 @@ void batched_product(const BatchedProduct<T>& in, cudaStream_t stream) {
       return many == 256 ? launch_stream<256>(in, task, stream)
                          : launch_stream<192>(in, task, stream);
   const auto [rows, tokens, blocks] = tile_for(G, task, kScaled);
+  task.rows = rows;
   task.blocks = blocks;
   if (tokens == kFew) {
-    if (rows == 64) return launch_product<T, 64, kFew>(in, task, stream);
-    if (rows == 128) return launch_product<T, 128, kFew>(in, task, stream);
+    if (rows <= 64) return launch_product<T, 64, kFew>(in, task, stream);
+    if (rows <= 128) return launch_product<T, 128, kFew>(in, task, stream);
     return launch_product<T, 192, kFew>(in, task, stream);
   }
-  if (rows == 64) return launch_product<T, 64, kSome>(in, task, stream);
+  if (rows <= 64) return launch_product<T, 64, kSome>(in, task, stream);
   if constexpr (!kScaled)
-    if (rows == 192) return launch_product<T, 192, kSome>(in, task, stream);
+    if (rows > 128) return launch_product<T, 192, kSome>(in, task, stream);
   launch_product<T, 128, kSome>(in, task, stream);
 }
 
