@@ -78,6 +78,8 @@ struct LayerConvolution {
 
   /// Asks L2 for the channels d ... d + kVec - 1 of a row of up to `tokens` tokens.
   __device__ void prefetch(const TokenRange& range, int tokens, int home, int d) const {
+    prefetch_to_l2(address_of(weight, d, 0));
+    if (bias) prefetch_to_l2(address_of(bias, d));
     for (int t = 0; t < min(range.size, tokens); ++t) prefetch_to_l2(input(range.begin + t, d));
     for (int c = 0; c < kHistory + tokens - 1; ++c)
       if (c < conv_state.extent(2)) prefetch_to_l2(window(home, d, c));
