@@ -40,7 +40,8 @@ constexpr int kBlocksOfProcessor = 2;  ///< bounds the registers
 constexpr int kNormThreads = 128;      ///< of gated_rms_norm
 constexpr int kStagesMax = 4;          ///< tiles of states that a warp asks for ahead, at most
 constexpr int kChannelsMax = 2048;     ///< of a group
-constexpr int kRows = 2;               ///< of a tile, in one lane
+constexpr int kLaneRows = 4;           ///< rows that a warp's lanes hold side by side
+constexpr int kSmallTile = 8, kLargeTile = 16;  ///< rows of a tile
 static_assert(2 * kColumns == kShared);
 
 template <class S>
@@ -105,12 +106,13 @@ struct VerifyMemory {
   }
 };
 
-/// One block's work, for rows of up to kTokens tokens.
-template <class S, int kTokens>
+/// One block's work, for rows of up to kTokens tokens, with kRows rows of a tile in one lane.
+template <class S, int kTokens, int kRows>
 struct VerifyBlock {
   using Layout = FastRows<S, kColumns>;
   using Memory = VerifyMemory<kTokens>;
-  static constexpr int kTileRows = kRows * Layout::kRowsPerWarp;
+  static_assert(Layout::kRowsPerWarp == kLaneRows);
+  static constexpr int kTileRows = kRows * kLaneRows;
   static constexpr int kTileBytes = kTileRows * kColumns * static_cast<int>(sizeof(S));
 
   const VerifyParameters<S>& p;
@@ -177,35 +179,39 @@ struct VerifyBlock {
 
   /// The numbers of a token's head as they come from memory.
   struct Head {
-    float dt = 0, bias = 0, rate = 0, skip = 0;
+    unsigned dt, bias, rate, skip;
   };
   __device__ Head fetch_head(const VerifiedRow& row, int i) const {
     const int h = group * p.heads + i % p.heads;
-    return {at(p.dt, row.begin + i / p.heads, h), at(p.dt_bias, h), at(p.A, h), at(p.D, h)};
+    return {bits_at(p.dt, row.begin + i / p.heads, h), bits_at(p.dt_bias, h), bits_at(p.A, h),
+            bits_at(p.D, h)};
   }
   __device__ void finish_head(int i, const Head& head) const {
     const int h = i % p.heads, place = i / p.heads * Memory::rounded_up(p.heads) + h;
-    const float step = softplus(head.dt + head.bias);
+    const float step =
+        softplus(value_of(head.dt, p.dt.format) + value_of(head.bias, p.dt_bias.format));
     shared.steps[place] = step;
-    shared.decays[place] = expf(__fmul_rn(head.rate, step));
-    if (i < p.heads) shared.skips[h] = head.skip;
+    shared.decays[place] = expf(__fmul_rn(value_of(head.rate, p.A.format), step));
+    if (i < p.heads) shared.skips[h] = value_of(head.skip, p.D.format);
+  }
+  /// The place of piece i of token t's convolved channels.
+  __device__ Bf16* convolved(int i, int t) const {
+    if (i < kSharedPieces) return shared.vectors + t * kShared + i * kVec;
+    return shared.x + t * own_channels + (i - kSharedPieces) * kVec;
   }
   /// Convolves the block's channels into shared memory, and prepares the group's heads.
   __device__ void prepare(const VerifiedRow& row) const {
+    constexpr bool kEarly = kTokens <= 4;  // else the convolution needs the registers
     const int heads = row.size * p.heads;
     Head head;
-    if (thread() < heads) head = fetch_head(row, thread());
+    if (kEarly && thread() < heads) head = fetch_head(row, thread());
     for (int i = thread(); i < pieces(); i += kThreads) {
-      const bool is_shared = i < kSharedPieces;
-      Bf16* const place =
-          is_shared ? shared.vectors + i * kVec : shared.x + (i - kSharedPieces) * kVec;
-      const int stride = is_shared ? kShared : own_channels;
-      p.convolution.run<kTokens>(row, channel(i),
-                                 is_shared && parts > 1 ? shared.kept + i * kVec : nullptr,
-                                 [&](int t) { return place + t * stride; });
+      const bool keeps = parts > 1 && i < kSharedPieces;
+      p.convolution.run<kTokens>(row, channel(i), keeps ? shared.kept + i * kVec : nullptr,
+                                 [&](int t) { return convolved(i, t); });
     }
-    if (thread() < heads) finish_head(thread(), head);
-    for (int i = thread() + kThreads; i < heads; i += kThreads) finish_head(i, fetch_head(row, i));
+    for (int i = thread(); i < heads; i += kThreads)
+      finish_head(i, kEarly && i == thread() ? head : fetch_head(row, i));
   }
 
   // --- States ---
@@ -302,16 +308,36 @@ struct VerifyBlock {
     }
   }
 
-  /// Calls visit(i, k) for piece k of the group's channels of the block's token number i.
-  template <class Visit>
-  __device__ void each_piece(int tokens, Visit visit) const {
-    for (int k = thread(); k < p.channels / kVec; k += kThreads)
-      for (int i = 0; i < tokens; ++i) visit(i, k);
-  }
-  __device__ void load_gates(float (&z)[kVec], const Bf16* first) const {
-    if (p.wide_rows) return load_pack<Cached::streaming>(z, first);
+  /// The gates z of the block's tokens at piece k of the group's channels.
+  struct Gates {
+    Channels z[kTokens];
+  };
+  __device__ Gates load_gates(const VerifiedRow& row, int tokens, int k) const {
+    Gates gates{};
 #pragma unroll
-    for (int j = 0; j < kVec; ++j) z[j] = to_float(first[j]);
+    for (int i = 0; i < kTokens; ++i) {
+      if (i >= tokens) break;
+      const Bf16* const first =
+          p.z + token_of_block(row, i) * p.z_stride + group * p.channels + k * kVec;
+      if (p.wide_rows) {
+        gates.z[i] = load_raw<Cached::streaming, kVec>(first);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) gates.z[i].value[j] = first[j];
+      }
+    }
+    return gates;
+  }
+  /// The norm's weights at piece k of the group's channels, as they come from memory.
+  struct Weights {
+    unsigned bits[kVec];
+  };
+  __device__ Weights load_weights(int k) const {
+    Weights weights;
+#pragma unroll
+    for (int j = 0; j < kVec; ++j)
+      weights.bits[j] = bits_at(p.norm_weight, group * p.channels + k * kVec + j);
+    return weights;
   }
   __device__ void write(Bf16* first, const float (&y)[kVec]) const {
     if (p.wide_rows) return store_pack<Cached::yes>(first, y);
@@ -337,32 +363,41 @@ struct VerifyBlock {
     return sqrtf(all / static_cast<float>(p.channels) + p.eps);
   }
 
-  /// Gates and norms the block's tokens.
-  __device__ void write_outputs(const VerifiedRow& row) const {
+  /// Gates and norms the block's tokens. `gates` and `weights` are those of the thread's first
+  /// piece, which is the only one in most groups.
+  __device__ void write_outputs(const VerifiedRow& row, int tokens, Gates gates,
+                                Weights weights) const {
     __shared__ float roots[kTokens];
-    const int tokens = tokens_of_block(row), channels = group * p.channels;
-    each_piece(tokens, [&](int i, int k) {
-      float y[kVec], z[kVec];
-      load_gates(z, p.z + token_of_block(row, i) * p.z_stride + channels + k * kVec);
-      load_pack<Cached::yes>(y, shared.y + i * p.channels + k * kVec);
+    const int pieces = p.channels / kVec;
+    for (int k = thread(); k < pieces; k += kThreads) {
+      if (k != thread()) gates = load_gates(row, tokens, k);
 #pragma unroll
-      for (int j = 0; j < kVec; ++j) y[j] = y[j] * silu(z[j]);
-      store_pack<Cached::yes>(shared.gated + i * p.channels + k * kVec, y);
-    });
+      for (int i = 0; i < kTokens; ++i) {
+        if (i >= tokens) break;
+        float y[kVec];
+        load_pack<Cached::yes>(y, shared.y + i * p.channels + k * kVec);
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) y[j] = y[j] * silu(to_float(gates.z[i].value[j]));
+        store_pack<Cached::yes>(shared.gated + i * p.channels + k * kVec, y);
+      }
+    }
     __syncthreads();
     for (int i = warp(); i < tokens; i += kWarps) {
       const float root = root_mean_square(shared.gated + i * p.channels);
       if (lane() == 0) roots[i] = root;
     }
     __syncthreads();
-    each_piece(tokens, [&](int i, int k) {
-      float y[kVec];
-      load_pack<Cached::yes>(y, shared.gated + i * p.channels + k * kVec);
+    for (int k = thread(); k < pieces; k += kThreads) {
+      if (k != thread()) weights = load_weights(k);
+      for (int i = 0; i < tokens; ++i) {
+        float y[kVec];
+        load_pack<Cached::yes>(y, shared.gated + i * p.channels + k * kVec);
 #pragma unroll
-      for (int j = 0; j < kVec; ++j)
-        y[j] = y[j] / roots[i] * at(p.norm_weight, channels + k * kVec + j);
-      write(p.out + token_of_block(row, i) * p.out_stride + channels + k * kVec, y);
-    });
+        for (int j = 0; j < kVec; ++j)
+          y[j] = y[j] / roots[i] * value_of(weights.bits[j], p.norm_weight.format);
+        write(p.out + token_of_block(row, i) * p.out_stride + group * p.channels + k * kVec, y);
+      }
+    }
   }
 
   __device__ void write_zeros(int begin, int end) const {
@@ -385,6 +420,13 @@ struct VerifyBlock {
     __syncthreads();  // x, B, C, the heads' numbers and the barriers are there for all
     update_states(row);
     __syncthreads();  // y is in shared memory
+    const int tokens = tokens_of_block(row);
+    Gates gates{};
+    Weights weights{};
+    if (thread() < p.channels / kVec) {
+      gates = load_gates(row, tokens, thread());
+      weights = load_weights(thread());
+    }
     if (parts > 1) {
       wait_for_cluster();
       hand_out(row.size);
@@ -393,16 +435,16 @@ struct VerifyBlock {
                                          [&](int i) { return channel(i); });
       wait_for_cluster();
     }
-    write_outputs(row);
+    write_outputs(row, tokens, gates, weights);
   }
 };
 
-template <class S, int kTokens>
+template <class S, int kTokens, int kRows>
 __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor)
     verify_kernel(const __grid_constant__ VerifyParameters<S> p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char memory[];
-  using Block = VerifyBlock<S, kTokens>;
+  using Block = VerifyBlock<S, kTokens, kRows>;
   const auto parts = static_cast<int>(gridDim.x);
   const Block block{.p = p,
                     .shared = typename Block::Memory(memory, kWarps * p.stages * Block::kTileBytes,
@@ -421,35 +463,61 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor)
 
 // --- The host's side ---------------------------------------------------------------------------
 
-/// The blocks of a group, as measured on an H200 with groups of 16 heads of 64 channels: few groups
-/// want many blocks for the multiprocessors, many want few copies of the work on B and C.
-int chosen_parts(std::int64_t groups_of_all_rows) {
-  if (groups_of_all_rows <= 4) return 16;
-  if (groups_of_all_rows <= 8) return 8;
-  if (groups_of_all_rows <= 24) return 4;
-  return groups_of_all_rows <= 64 ? 2 : 1;
+/// The division of a batch's groups among blocks.
+struct Division {
+  int parts;   ///< blocks of a group
+  int blocks;  ///< of a multiprocessor, at most
+};
+
+/// As measured on an H200 with groups of 16 heads of 64 channels. Few groups want many blocks for
+/// the multiprocessors, many want few copies of the work on B and C. Where there are fewer blocks
+/// than multiprocessors, each has one of its own; large clusters find too little room then.
+Division chosen_division(std::int64_t groups_of_all_rows, int processors) {
+  if (groups_of_all_rows <= 4) return {16, kBlocksOfProcessor};
+  if (groups_of_all_rows <= 8) return {8, kBlocksOfProcessor};
+  if (groups_of_all_rows <= 16) return {4, kBlocksOfProcessor};
+  if (groups_of_all_rows <= 24) return {4, 1};
+  if (2 * groups_of_all_rows <= processors) return {2, 1};
+  return {groups_of_all_rows <= 256 ? 2 : 1, kBlocksOfProcessor};
 }
 
-template <class S, int kTokens>
-void launch_verify(VerifyParameters<S>& p, int asked_parts, cudaStream_t stream) {
-  using Block = VerifyBlock<S, kTokens>;
-  int parts = asked_parts > 0 ? asked_parts : chosen_parts(std::int64_t{p.rows.rows} * p.groups);
-  while (p.channels % (parts * Block::kTileRows) != 0) parts /= 2;
-  const int tiles = p.channels / parts / Block::kTileRows;
-  // A block takes a KiB more than it asks for, and the kernel declares a few bytes.
-  const int most =
-      attribute_of_device(kName, cudaDevAttrMaxSharedMemoryPerMultiprocessor) / kBlocksOfProcessor -
-      1024 - kTokens * static_cast<int>(sizeof(float));
+template <class S, int kTokens, int kRows>
+void launch_tiles(VerifyParameters<S>& p, const Division& division, cudaStream_t stream) {
+  using Block = VerifyBlock<S, kTokens, kRows>;
+  const int parts = division.parts, tiles = p.channels / parts / Block::kTileRows;
+  // A block takes a KiB more than it asks for, and the kernel declares a few bytes. What it takes
+  // beyond its needs keeps others away.
+  const int memory = attribute_of_device(kName, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  const int most = memory / kBlocksOfProcessor - 1024 - kTokens * static_cast<int>(sizeof(float));
+  const int least = division.blocks < kBlocksOfProcessor ? memory / (division.blocks + 1) : 0;
   const auto bytes_with = [&](int stages) {
     return Block::Memory::bytes(stages, Block::kTileBytes, p.channels, p.heads, parts);
   };
   p.stages = std::min(kStagesMax, (tiles + kWarps - 1) / kWarps);
   while (p.stages > 1 && bytes_with(p.stages) > most) --p.stages;
-  last_launch = {name_of_parts(parts), kTokens, kWarps};
-  launch_in_clusters(kName, verify_kernel<S, kTokens>, p,
+  last_launch = {name_of_parts(parts), kTokens, kRows};
+  launch_in_clusters(kName, verify_kernel<S, kTokens, kRows>, p,
                      dim3(static_cast<unsigned>(parts), static_cast<unsigned>(p.groups),
                           static_cast<unsigned>(p.rows.rows)),
-                     dim3(kThreads), bytes_with(p.stages), stream);
+                     dim3(kThreads), std::max(bytes_with(p.stages), least), stream);
+}
+
+/// Tiles of 16 rows take fewer instructions a row, of 8 rows less shared memory: large ones where
+/// each warp has one, and states are bfloat16 or a multiprocessor has one block.
+template <class S, int kTokens>
+void launch_verify(VerifyParameters<S>& p, int asked_parts, cudaStream_t stream) {
+  const int processors = attribute_of_device(kName, cudaDevAttrMultiProcessorCount);
+  const std::int64_t items = std::int64_t{p.rows.rows} * p.groups;
+  Division division = chosen_division(items, processors);
+  if (asked_parts > 0) division.parts = asked_parts;
+  while (p.channels % (division.parts * kSmallTile) != 0) division.parts /= 2;
+  const int own_channels = p.channels / division.parts;
+  const bool large = own_channels % kLargeTile == 0 && own_channels >= kWarps * kLargeTile &&
+                     (sizeof(S) == 2 || items * division.parts <= processors);
+  if (large)
+    launch_tiles<S, kTokens, kLargeTile / kLaneRows>(p, division, stream);
+  else
+    launch_tiles<S, kTokens, kSmallTile / kLaneRows>(p, division, stream);
 }
 
 /// Checks the shapes; returns the number of groups.
@@ -534,10 +602,9 @@ void mamba2_mixer_verify(const Mamba2MixerDecode<S>& in, const IndexView& starts
   const bool known =
       0 <= in.parts && in.parts <= 16 && std::has_single_bit(static_cast<unsigned>(in.parts));
   checks.expect(in.parts == 0 || known, "parts", "0, 1, 2, 4, 8 or 16", std::to_string(in.parts));
-  constexpr int kTileRows = VerifyBlock<S, kTokensMax>::kTileRows;
-  checks.expect(in.parts == 0 || p.channels % (in.parts * kTileRows) == 0, "parts",
-                "a divisor of the " + std::to_string(p.channels / kTileRows) + " x " +
-                    std::to_string(kTileRows) + " channels of a group",
+  checks.expect(in.parts == 0 || p.channels % (in.parts * kSmallTile) == 0, "parts",
+                "a divisor of the " + std::to_string(p.channels / kSmallTile) + " x " +
+                    std::to_string(kSmallTile) + " channels of a group",
                 std::to_string(in.parts));
   p.rows = row_slots(checks, in.slots, starts, in.x.extent(0), in.state.extent(0));
   check_row_count(checks, p.rows);

@@ -55,7 +55,7 @@ struct LayerConvolution {
   MixedView<2> weight;             // [D, 4]
   MixedView<1> bias;               // [D]
   bool wide_inputs;   ///< x and windows have kVec neighbouring channels at multiples of 8 bytes
-  bool wide_weights;  ///< weights are bfloat16 [D, 4] without gaps, at multiples of 16 bytes
+  bool wide_weights;  ///< weights, and a bias, are bfloat16 without gaps, at multiples of 16 bytes
 
   LayerConvolution() = default;
   LayerConvolution(const TensorView<const Bf16, 2>& x, const TensorView<Bf16, 3>& conv_state,
@@ -66,9 +66,14 @@ struct LayerConvolution {
         bias(bias),
         wide_inputs(rows_aligned(x, sizeof(Channels)) && conv_state.stride(1) == 1 &&
                     rows_aligned(transposed(conv_state), sizeof(Channels))),
-        wide_weights(weight.format == Format::bf16 && weight.strides[1] == 1 &&
-                     weight.strides[0] == kTaps &&
-                     reinterpret_cast<std::uintptr_t>(weight.data) % 16 == 0) {}
+        wide_weights(wide(weight, weight.strides[1] == 1 && weight.strides[0] == kTaps) &&
+                     (!bias || wide(bias, bias.strides[0] == 1))) {}
+
+  template <class View>
+  static bool wide(const View& view, bool dense) {
+    return view.format == Format::bf16 && dense &&
+           reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+  }
 
   __device__ const Bf16* input(int t, int d) const { return x.data_handle() + t * x.stride(0) + d; }
   __device__ Bf16* window(int slot, int d, int column) const {
@@ -98,9 +103,13 @@ struct LayerConvolution {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) first[i * conv_state.stride(1)] = pack.value[i];
   }
-  __device__ void load_weights(int d, float (&w)[kVec][kTaps]) const {
+  /// The taps of the channels d ... d + kVec - 1, and their biases.
+  __device__ void load_weights(int d, float (&w)[kVec][kTaps], float (&shift)[kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) shift[i] = 0;
     if (wide_weights) {
       const Bf16* const first = static_cast<const Bf16*>(weight.data) + d * kTaps;
+      if (bias) load_pack<Cached::yes>(shift, static_cast<const Bf16*>(bias.data) + d);
 #pragma unroll
       for (int i = 0; i < kVec; i += 2) {
         float pair[2 * kTaps];
@@ -110,9 +119,11 @@ struct LayerConvolution {
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i)
+      for (int i = 0; i < kVec; ++i) {
+        if (bias) shift[i] = at(bias, d + i);
 #pragma unroll
         for (int k = 0; k < kTaps; ++k) w[i][k] = at(weight, d + i, k);
+      }
     }
   }
 
@@ -132,13 +143,11 @@ struct LayerConvolution {
     for (int c = 0; c < kHistory; ++c)
       old[c] = load(window(row.home, d, row.first + c), conv_state.stride(1));
     float w[kVec][kTaps], shift[kVec], before[kHistory][kVec];
-    load_weights(d, w);
+    load_weights(d, w, shift);
 #pragma unroll
-    for (int j = 0; j < kVec; ++j) {
-      shift[j] = bias ? at(bias, d + j) : 0.0f;
+    for (int j = 0; j < kVec; ++j)
 #pragma unroll
       for (int c = 0; c < kHistory; ++c) before[c][j] = to_float(old[c].value[j]);
-    }
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if (t >= row.size) break;

@@ -271,27 +271,29 @@ TYPED_TEST_SUITE(Mamba2MixerVerifyGpu, StateTypes);
 const std::vector<Heads> kHeads{{16, 1}, {16, 2}, {12, 1, 80}, {8, 1, 128}, {14, 1}, {4, 4, 32}};
 
 TYPED_TEST(Mamba2MixerVerifyGpu, aVerificationIsTheReferences) {
-  for (const Heads& heads : kHeads)
-    for (const std::int64_t columns : {2, 4, 8})
-      expect_agreement<TypeParam>(
-          heads, Batch::draw(static_cast<std::uint64_t>(columns), 4, columns, true),
-          {.with_bias = columns == 4,
-           .channels_contiguous = heads.G != 2,
-           .float_weights = heads.P == 128,
-           .strided = heads.P == 64,
-           .spare_columns = columns == 8 ? 2 : 0},
-          static_cast<std::uint64_t>(columns));
+  for (const Heads& heads : kHeads) {
+    const std::int64_t columns = heads.P == 64 ? 8 : heads.P == 32 ? 2 : 4;
+    expect_agreement<TypeParam>(heads,
+                                Batch::draw(static_cast<std::uint64_t>(columns), 3, columns, true),
+                                {.with_bias = heads.G == 1,
+                                 .channels_contiguous = heads.G != 2,
+                                 .float_weights = heads.P == 128,
+                                 .strided = heads.P == 64,
+                                 .spare_columns = columns == 8 ? 2 : 0},
+                                static_cast<std::uint64_t>(columns));
+  }
 }
 
 TYPED_TEST(Mamba2MixerVerifyGpu, oneLaunchHasTheBitsOfThree) {
+  expect_the_launches_bits<TypeParam>({128, 8}, Batch::draw(3, 3, 4, true), {}, 1);
   for (const std::int64_t columns : {1, 2, 3, 4, 5, 8})
     for (const std::int64_t rows : {1, 5})
       expect_the_launches_bits<TypeParam>(
-          {128, 8},
+          {32, 2},
           Batch::draw(static_cast<std::uint64_t>(10 * rows + columns), rows, columns, true), {}, 1);
   for (const Heads& heads : kHeads)
     for (const bool usual : {false, true})
-      expect_the_launches_bits<TypeParam>(heads, Batch::draw(7, 7, usual ? 4 : 6, true),
+      expect_the_launches_bits<TypeParam>(heads, Batch::draw(7, 4, usual ? 4 : 6, true),
                                           {.with_bias = usual,
                                            .channels_contiguous = usual,
                                            .float_weights = !usual,
@@ -306,22 +308,24 @@ TYPED_TEST(Mamba2MixerVerifyGpu, partsOfAProjectionAreTakenAsTheyLie) {
     expect_the_launches_bits<TypeParam>(heads, Batch::draw(4, 4, 4, true), {.strided = true}, 4);
 }
 
-// Groups are divided by their number in all rows. Each division is held to the bits of three
-// launches, and is the one that is meant.
+// Groups are divided by their number in all rows, and tiles of states have 16 rows where that
+// pays. Each kernel is held to the bits of three launches, and is the one that is meant.
 TYPED_TEST(Mamba2MixerVerifyGpu, everyBatchSizeIsServedByItsKernel) {
   const auto expect_kernel = [](const Heads& heads, std::int64_t rows, std::int64_t columns,
                                 const std::string& kernel) {
     const Batch batch = Batch::draw(static_cast<std::uint64_t>(rows), rows, columns, true);
-    EXPECT_EQ(expect_the_launches_bits<TypeParam>(heads, batch, {}, 1), kernel + "x8")
-        << rows << " rows";
+    EXPECT_EQ(expect_the_launches_bits<TypeParam>(heads, batch, {}, 1), kernel) << rows << " rows";
   };
-  for (const std::int64_t rows : {1, 2}) expect_kernel({32, 2}, rows, 4, "sixteenths 4");
-  for (const std::int64_t rows : {3, 4}) expect_kernel({32, 2}, rows, 5, "eighths 8");
-  for (const std::int64_t rows : {5, 12}) expect_kernel({32, 2}, rows, 2, "quarters 4");
-  for (const std::int64_t rows : {13, 32}) expect_kernel({32, 2}, rows, 3, "halves 4");
-  for (const std::int64_t rows : {33, 70}) expect_kernel({32, 2}, rows, 8, "whole 8");
-  expect_kernel({3, 1}, 1, 3, "eighths 4");
-  expect_kernel({2, 2, 16}, 1, 3, "halves 4");  // two tiles of 8 channels
+  const std::string of_many = std::is_same_v<TypeParam, float> ? "2" : "4";
+  for (const std::int64_t rows : {1, 2}) expect_kernel({32, 2}, rows, 4, "sixteenths 4x2");
+  for (const std::int64_t rows : {3, 4}) expect_kernel({32, 2}, rows, 5, "eighths 8x4");
+  for (const std::int64_t rows : {5, 12}) expect_kernel({32, 2}, rows, 2, "quarters 4x4");
+  for (const std::int64_t rows : {13, 33}) expect_kernel({32, 2}, rows, 3, "halves 4x4");
+  for (const std::int64_t rows : {34, 70}) expect_kernel({32, 2}, rows, 5, "halves 8x" + of_many);
+  expect_kernel({64, 8, 16}, 33, 8, "whole 8x" + of_many);
+  expect_kernel({16, 16, 16}, 17, 2, "whole 4x2");  // a warp has a tile of 8 rows, others have none
+  expect_kernel({3, 1}, 1, 3, "eighths 4x2");
+  expect_kernel({2, 2, 16}, 1, 3, "halves 4x2");  // two tiles of 8 channels
 }
 
 // However a group's channels are divided among blocks, whoever norms a token, and whoever writes
@@ -331,7 +335,7 @@ TYPED_TEST(Mamba2MixerVerifyGpu, theBitsDoNotDependOnTheParts) {
     for (const int parts : {1, 2, 4, 8, 16})
       if (heads.H / heads.G * heads.P / 8 % parts == 0)
         expect_the_launches_bits<TypeParam>(
-            heads, Batch::draw(static_cast<std::uint64_t>(parts), 5, parts == 2 ? 8 : 3, true),
+            heads, Batch::draw(static_cast<std::uint64_t>(parts), 3, parts == 2 ? 8 : 3, true),
             {.parts = parts}, 1);
 }
 
