@@ -4,7 +4,7 @@
 //   grid   (parts, G, N) in clusters of (parts, 1, 1); N: rows of the batch
 //   block  kWarps warps; it has 1 / parts of the channels of one group of heads, which are rows of
 //          states [P, N] one after another. They pass through the warps' registers tile by tile,
-//          kRows x Layout::kRowsPerWarp at a time. A warp asks for some tiles ahead, by bulk copies
+//          kRows x kLaneRows at a time. A warp asks for some tiles ahead, by bulk copies
 //          into shared memory of its own
 //
 // A verification writes a state after each token, so a tile of states stays in registers while the

@@ -1,6 +1,6 @@
-// What verifications of whole layers share: rows of up to 8 tokens, the windows of the layer's
+// Verifications of whole layers share this: rows of up to 8 tokens, the windows of the layer's
 // convolution, and launches in clusters. Rows, windows and slots:
-// reference/recurrent/gated_delta_net_verify.hpp.
+// reference/recurrent/layer_verify.hpp.
 //
 // A cluster has one row and one group of heads, whose kShared channels (q and k of a key head; B
 // and C of a group) all of its blocks convolve. Each other channel is of one block. Nobody

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "reference/recurrent/causal_conv1d.hpp"
+#include "reference/tensors/array.hpp"
 
 namespace lockstep::reference {
 

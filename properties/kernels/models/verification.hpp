@@ -1,4 +1,4 @@
-// What the tests of layers' verifications share. Device has inputs and results of a batch on the
+// Tests that every layer's verification has. Device has inputs and results of a batch on the
 // device, x, window, state and out among them: launch(stream) and run() are the one launch,
 // run_apart() the three that it replaces.
 #pragma once
