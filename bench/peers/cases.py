@@ -221,23 +221,28 @@ def gdn_net(B, dtype, H=GDN.H, HV=GDN.HV, T=1):
     return Case("gated_delta_net_verify", f"T={T} {name}", "gdn_net_verify", B, traffic, sets, reference)
 
 
-def mixer(B, dtype, H=SSU.H, P=SSU.P, G=SSU.G):
-    """A Mamba2 layer's step between its projections: projected [B, H P + C + H], C = H P + 2 G N, of which z
-    [B, H, P], x [B, C] and dt [B, H] are parts, as in_proj leaves them; window [B + 1, C, 3] with channels
-    contiguous; state [B + 1, H, P, N]; out [B, H, P]. Each set has weights of its own."""
-    N, inner = SSU.N, H * P
+def mixer(B, dtype, H=SSU.H, P=SSU.P, G=SSU.G, T=1):
+    """A Mamba2 layer's step between its projections, or the verification of T tokens a row: projected
+    [B T, H P + C + H], C = H P + 2 G N, of which z [B T, H, P], x [B T, C] and dt [B T, H] are parts, as in_proj
+    leaves them; window [B T + 1, C, T + 2] with channels contiguous; state [B T + 1, H, P, N]; out [B T, H, P]. table
+    [B, T] has one slot per token; column 0 also holds the window, and the state before the first token. Each set has
+    weights of its own."""
+    N, inner, tokens = SSU.N, H * P, B * T
     C = inner + 2 * G * N
 
     def make():
-        projected = rand(B, inner + C + H)
+        projected = rand(tokens, inner + C + H)
         s = SimpleNamespace(
             projected=projected, z=projected[:, :inner].unflatten(1, (H, P)), x=projected[:, inner:inner + C],
             dt=projected[:, inner + C:], weight=rand(C, 4, scale=0.5), bias=rand(C, scale=0.5),
             A=-torch.rand(H, device="cuda") * 4 - 0.5, D16=rand(H), dt_bias16=rand(H, scale=0.5) - 2,
-            norm_weight=1 + rand(inner, scale=0.1), window=rand(B + 1, 3, C).transpose(1, 2),
-            state=big_rand(B + 1, H, P, N, dtype=dtype), slots=slots(B), groups=G, eps=1e-5,
-            mixed=torch.empty(B, C, device="cuda", dtype=torch.bfloat16),
-            out=torch.empty(B, H, P, device="cuda", dtype=torch.bfloat16))
+            norm_weight=1 + rand(inner, scale=0.1), window=rand(tokens + 1, T + 2, C).transpose(1, 2),
+            state=big_rand(tokens + 1, H, P, N, dtype=dtype), table=slots(tokens).view(B, T), groups=G, eps=1e-5,
+            mixed=torch.empty(tokens, C, device="cuda", dtype=torch.bfloat16),
+            out=torch.empty(tokens, H, P, device="cuda", dtype=torch.bfloat16))
+        s.slots = torch.empty(B, device="cuda", dtype=torch.int32).copy_(s.table[:, 0])
+        s.starts = torch.arange(0, tokens + 1, T, device="cuda", dtype=torch.int32)
+        s.accepted = torch.ones(B, device="cuda", dtype=torch.int32)
         s.D, s.dt_bias = s.D16.float(), s.dt_bias16.float()
         s.ssu_x, s.B, s.C = (part.unflatten(1, (n, -1)) for part, n in zip(
             s.mixed.split([inner, G * N, G * N], 1), (H, G, G)))
@@ -245,27 +250,34 @@ def mixer(B, dtype, H=SSU.H, P=SSU.P, G=SSU.G):
 
     def reference(s, rows):
         at = s.slots[:rows].long()
-        window = torch.cat([s.window[at].double(), s.x[:rows, :, None].double()], 2)
-        y = (window * s.weight.double()).sum(2) + s.bias.double()
-        x, Bs, Cs = (y * torch.sigmoid(y)).split([inner, G * N, G * N], 1)
-        x = x.view(rows, H, P)
-        Bs, Cs = (v.view(rows, G, N).repeat_interleave(H // G, 1) for v in (Bs, Cs))
-        dt = torch.nn.functional.softplus(s.dt[:rows].double() + s.dt_bias.double())
-        state = s.state[at].double() * torch.exp(dt * s.A.double())[..., None, None]
-        state = state + (dt[..., None] * x)[..., None] * Bs[:, :, None, :]
-        z = s.z[:rows].double()
-        y = ((state * Cs[:, :, None, :]).sum(-1) + x * s.D.double()[:, None]) * z * torch.sigmoid(z)
-        y = y.reshape(rows, G, -1)
-        y = y / torch.sqrt((y * y).mean(-1, keepdim=True) + s.eps) * s.norm_weight.double().view(G, -1)
-        return y.reshape(rows, H, P), state
+        x, z, dt = (part.reshape(B, T, *part.shape[1:])[:rows].double() for part in (s.x, s.z, s.dt))
+        dt = torch.nn.functional.softplus(dt + s.dt_bias.double())
+        history, state = s.window[at][:, :, :3].double(), s.state[at].double()
+        outs, states = [], []
+        for t in range(T):
+            history = torch.cat([history[:, :, -3:], x[:, t, :, None]], 2)
+            y = (history * s.weight.double()).sum(2) + s.bias.double()
+            v, Bs, Cs = (y * torch.sigmoid(y)).split([inner, G * N, G * N], 1)
+            v = v.view(rows, H, P)
+            Bs, Cs = (one.view(rows, G, N).repeat_interleave(H // G, 1) for one in (Bs, Cs))
+            state = state * torch.exp(dt[:, t] * s.A.double())[..., None, None]
+            state = state + (dt[:, t, :, None] * v)[..., None] * Bs[:, :, None, :]
+            y = ((state * Cs[:, :, None, :]).sum(-1) + v * s.D.double()[:, None]) * z[:, t] * torch.sigmoid(z[:, t])
+            y = y.reshape(rows, G, -1)
+            y = y / torch.sqrt((y * y).mean(-1, keepdim=True) + s.eps) * s.norm_weight.double().view(G, -1)
+            outs.append(y.reshape(rows, H, P))
+            states.append(state)
+        return (outs[0], state) if T == 1 else (torch.stack(outs, 1), torch.stack(states, 1))
 
     one = make()
     state_bytes = B * H * P * N * one.state.element_size()
-    traffic = 2 * (state_bytes + B * C * 3 * 2)
-    traffic += nbytes(one.projected, one.out, one.slots, one.weight, one.bias, one.norm_weight, one.A, one.D, one.dt_bias)
+    traffic = (1 + T) * state_bytes + B * C * (3 + T + 2) * 2
+    traffic += nbytes(one.projected, one.out, one.table, one.weight, one.bias, one.norm_weight, one.A, one.D, one.dt_bias)
     sets = [one] + [make() for _ in range(max(8, sets_needed(traffic, state_bytes)) - 1)]
     name = f"B={B} H={H} P={P} N={N} G={G} state {short(dtype)}"
-    return Case("mamba2_mixer_decode", name, "mixer", B, traffic, sets, reference)
+    if T == 1:
+        return Case("mamba2_mixer_decode", name, "mixer", B, traffic, sets, reference)
+    return Case("mamba2_mixer_verify", f"T={T} {name}", "mixer_verify", B, traffic, sets, reference)
 
 
 RING = 16  # tokens of a window
@@ -954,7 +966,7 @@ def net_cases(quick):
 
 def mixer_cases(quick):
     """(operation, key, maker) of whole Mamba2 layers' steps: Nemotron-3-Super at all batches, Nemotron-3-Nano-30B,
-    Nemotron-Nano-v2, a fourth of Nemotron-3-Super and groups of 16 heads of 128 channels at some."""
+    Nemotron-Nano-v2, a fourth of Nemotron-3-Super and groups of 16 heads of 128 channels at some; and its verifications."""
     shapes = [{"H": 64}, {"P": 80}, {"H": 32, "G": 2}, {"H": 32, "P": 128, "G": 2}]
     found = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -963,6 +975,13 @@ def mixer_cases(quick):
         for B, shape in chosen:
             found.append(("mamba2_mixer_decode", ("mixer", short(dtype), B, *shape.items()),
                           lambda B=B, d=dtype, s=shape: mixer(B, d, **s)))
+    for dtype in (torch.float32, torch.bfloat16):
+        chosen = [(4, B, {}) for B in ((16,) if quick else (1, 2, 4, 8, 16, 64, 128))]
+        chosen += [(T, B, {}) for T in (2, 8) for B in (1, 16)]
+        chosen += [(4, B, shape) for shape in shapes for B in (() if quick else (1, 16))]
+        for T, B, shape in chosen:
+            found.append(("mamba2_mixer_verify", ("mixer_verify", short(dtype), T, B, *shape.items()),
+                          lambda B=B, d=dtype, T=T, s=shape: mixer(B, d, T=T, **s)))
     return found
 
 

@@ -89,6 +89,7 @@ PEERS_OF = {
     "gdn_net": ("vllm", "vllm_verify", "vllm_norm"),
     "gdn_net_verify": ("vllm", "vllm_verify", "vllm_norm"),
     "mixer": ("vllm", "vllm_norm", "mamba_ssm"),
+    "mixer_verify": ("vllm", "vllm_norm"),
     "conv_prefill": ("vllm",),
     "ssd_prefill": ("vllm_prefill", "mamba_ssm_prefill"),
     "gdn_prefill": ("flashqla", "flashinfer_prefill", "vllm_delta_prefill", "fla_prefill"),
@@ -116,6 +117,8 @@ NOT_FETCHED = {
     "gdn_net": [("FlashInfer, SGLang", "they have no launch with a convolution or a norm beside the rule")],
     "gdn_net_verify": [("FlashInfer, SGLang", "they have no launch with a convolution or a norm beside the rule")],
     "mixer": [("SGLang", "its kernels are vLLM's")],
+    "mixer_verify": [("SGLang, mamba-ssm", "their updates take no table of slots for the states after each token"),
+                     ("FlashInfer", "its selective_state_update is built for one token here")],
     "conv_prefill": [("causal-conv1d", "its CUDA sources are not built here"),
                      ("FLA", "it takes no slots")],
     "ssd_prefill": [],
@@ -135,7 +138,7 @@ def contestants(case, loaded):
     """(contestants, absent) of a case. `absent` lists its peers that cannot run, as {"name",
     "why"}."""
     makers = {"conv": conv, "ssu": ssu, "mamba1": mamba1, "mamba1_normed": mamba1, "ssu_ring": ssu_ring, "gdn_ring": gdn_ring, "gdn": gdn, "gdn_verify": gdn_verify,
-              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "gdn_net": gdn_net, "gdn_net_verify": gdn_net, "mixer": mixer, "copy": copy,
+              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "gdn_net": gdn_net, "gdn_net_verify": gdn_net, "mixer": mixer, "mixer_verify": mixer, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
               "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
               "mla_decode": mla_decode, "mla_decode_fp8": mla_decode_fp8, "mla_prefill": mla_prefill,
@@ -419,22 +422,31 @@ def flashinfer_ssu(function, wide, name, algorithm):
 
 
 def mixer(case, loaded):
-    """A Mamba2 layer's step between its projections: our launch, with groups divided among other numbers of
-    blocks too, our launches of the convolution and the update with vLLM's norm behind them, and vLLM's chains:
-    its Triton convolution, an update of vLLM, mamba-ssm or FlashInfer, and its Triton norm of groups."""
+    """A Mamba2 layer's step between its projections, or its verification of several tokens a row: our launch, with
+    groups divided among other numbers of blocks too, our launches of the convolution and the update with vLLM's norm
+    behind them, and vLLM's chains: its Triton convolution, an update of vLLM, and for one token of mamba-ssm or
+    FlashInfer too, and its Triton norm of groups."""
     found, one = [], case.sets[0]
+    verifies = case.kind == "mixer_verify"
+    view = table_view if verifies else slot_view
     H, P, N = one.state.shape[1:]
     channels = H * P // one.groups
     ours, conv, update = (loaded.operator(name) for name in
                           ("mamba2_mixer_decode", "causal_conv1d_update", "selective_state_update"))
+
+    def rows(s):
+        if not verifies:
+            return dict(state_indices=s.slots)
+        return dict(state_indices=s.table, query_start_loc=s.starts, num_accepted_tokens=s.accepted)
+
     if ours is not None:
         def layer_step(s, parts=0):
             return ours(s.x, s.z, s.dt, s.window, s.state, s.weight, s.A, s.D, s.dt_bias, s.norm_weight, conv_bias=s.bias,
-                        eps=s.eps, state_indices=s.slots, parts=parts)
+                        eps=s.eps, parts=parts, **rows(s))
 
-        found.append(Contestant(OURS, layer_step, slot_view))
+        found.append(Contestant(OURS, layer_step, view))
         for parts in (1, 2, 4, 8):
-            found.append(Contestant(f"{OURS}, {parts} parts", lambda s, n=parts: layer_step(s, n), slot_view))
+            found.append(Contestant(f"{OURS}, {parts} parts", lambda s, n=parts: layer_step(s, n), view))
     if "vllm" not in loaded.modules or "vllm_norm" not in loaded.modules:
         return found
     vllm, norm = loaded.modules["vllm"], loaded.modules["vllm_norm"].norm
@@ -450,35 +462,37 @@ def mixer(case, loaded):
 
     if conv is not None and update is not None:
         def apart(s):
-            mixed = conv(s.x, s.window, s.weight, s.bias, state_indices=s.slots, activation="silu")
+            mixed = conv(s.x, s.window, s.weight, s.bias, activation="silu", **rows(s))
             x, B, C = (part.unflatten(1, (n, -1)) for part, n in zip(
                 mixed.split([H * P, one.groups * N, one.groups * N], 1), (H, one.groups, one.groups)))
             return normed(s, update(s.state, x, s.dt, s.A, B, C, D=s.D, dt_bias=s.dt_bias, dt_softplus=True,
-                                    state_indices=s.slots))
+                                    **rows(s)))
 
-        found.append(Contestant(f"{OURS}, convolution and update apart, vLLM's norm", apart, slot_view))
+        found.append(Contestant(f"{OURS}, convolution and update apart, vLLM's norm", apart, view))
 
     def vllm_update(s):
-        vllm.ssu.selective_state_update(**wide(s), out=s.out)
+        several = dict(state_batch_indices=s.table, num_accepted_tokens=s.accepted, cu_seqlens=s.starts)
+        vllm.ssu.selective_state_update(**(wide(s) | (several if verifies else {})), out=s.out)
         return s.out
 
     updates = [(f"vLLM {vllm.version} Triton chain", vllm_update)]
-    if "mamba_ssm" in loaded.modules:
+    if "mamba_ssm" in loaded.modules and not verifies:
         mamba = loaded.modules["mamba_ssm"]
         updates.append((f"vLLM's chain, update of mamba-ssm {mamba.version}",
                         lambda s: mamba.ssu.selective_state_update(**wide(s))))
-    future = loaded.flashinfer_ssu[one.state.dtype]
-    if P == 64 and future.exception() is None:
+    future = None if verifies else loaded.flashinfer_ssu[one.state.dtype]
+    if future is not None and P == 64 and future.exception() is None:
         _, version = load.staged("flashinfer")
         updates += [(f"vLLM's chain, update of FlashInfer {version} CUDA {name}", flashinfer_update(future.result(), wide, number))
                     for name, number in (("simple", 1), ("vertical", 2))]
     for name, step in updates:
         def chain(s, step=step):
+            several = dict(num_accepted_tokens=s.accepted, query_start_loc=s.starts, max_query_len=s.table.shape[1])
             vllm.conv.causal_conv1d_update(s.x, s.window, s.weight, s.bias, activation="silu", conv_state_indices=s.slots,
-                                           out=s.mixed)
+                                           out=s.mixed, **(several if verifies else {}))
             return normed(s, step(s))
 
-        found.append(Contestant(name, chain, slot_view))
+        found.append(Contestant(name, chain, view))
     return found
 
 

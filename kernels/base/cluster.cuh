@@ -34,4 +34,17 @@ __device__ inline void copy_to_block(const __nv_bfloat16* pair, int rank) {
 #endif
 }
 
+/// Writes 8 bytes to the place `place` of this block's shared memory in block `rank` of the
+/// cluster.
+__device__ inline void store_in_block(const void* place, uint2 bytes, int rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+      "st.shared::cluster.v2.b32 [there], {%2, %3}; }" ::"r"(
+          static_cast<unsigned>(__cvta_generic_to_shared(place))),
+      "r"(rank), "r"(bytes.x), "r"(bytes.y)
+      : "memory");
+#endif
+}
+
 }  // namespace lockstep::kernels

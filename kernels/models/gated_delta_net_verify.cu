@@ -19,18 +19,14 @@
 //   5. norms and gates. A head's norm needs all its 128 outputs, so each block writes its own,
 //      rounded to bfloat16, into the shared memory of every block of the cluster.
 //
-// Nobody overwrites a window that another block still reads, for the reasons that
-// gated_delta_net_decode.cu gives: channels of v, and in a cluster of one block those of q and k
-// too, are read and written by one thread; other channels of q and k are read before a thread
-// arrives at the cluster's first barrier, and written behind the wait of that barrier. What a
-// window keeps of its old columns comes from the block's own shared memory. States are read and
-// written by one warp, which has a tile in registers before it writes any state of it: the state
-// that is read lies in the slot of one of the states that are written.
+// Windows are written as verification.cuh says. States are read and written by one warp, which has
+// a tile in registers before it writes any state of it: the state that is read lies in the slot of
+// one of the states that are written.
 #include "kernels/models/gated_delta_net_verify.hpp"
 
-#include "kernels/base/cluster.cuh"
 #include "kernels/base/hopper.cuh"
 #include "kernels/base/plain.cuh"
+#include "kernels/models/verification.cuh"
 #include "kernels/recurrent/shapes.hpp"
 
 // The file of the update is included for its Op, so that both launches have one arithmetic. Its
@@ -50,21 +46,14 @@ namespace {
 
 constexpr const char* kName = "gated_delta_net_verify";
 constexpr int kExtent = 128;  ///< K and V
-constexpr int kTaps = 4;
-constexpr int kHistory = kTaps - 1;  ///< columns of a window before a token
-constexpr int kKept = kTaps - 2;     ///< old columns that the next window keeps
-constexpr int kVec = 4;              ///< neighbouring channels that a thread convolves together
-constexpr int kKeyPieces = 2 * kExtent / kVec;  ///< of kVec channels, in a key head's q and k
-constexpr int kHeadsMax = 8;                    ///< value heads of a key head
-constexpr int kTokensMax = 8;                   ///< of a row
-constexpr int kWarps = 8;                       ///< of a block, or a few less
-constexpr int kStages = 2;                      ///< tiles of states that a warp asks for ahead
+constexpr int kHeadsMax = 8;  ///< value heads of a key head
+constexpr int kWarps = 8;     ///< of a block, or a few less
+constexpr int kStages = 2;    ///< tiles of states that a warp asks for ahead
 constexpr int kThreadsMax = 32 * kHeadsMax;
 constexpr int kBlocksOfProcessor = 2;  ///< of kThreadsMax threads, which bounds the registers
 constexpr int kRows = 2;               ///< of a tile, in one lane
-constexpr int kFewRows = 4;  ///< up to so many rows it pays to ask L2 for all that a row reads
+static_assert(2 * kExtent == kShared);
 
-using Channels = Pack<Bf16, kVec>;
 using Op = GatedDelta<Bf16>;
 
 template <class S>
@@ -72,15 +61,11 @@ struct VerifyParameters {
   RowSlots rows;
   StatePool<S> state;
   Op::Parameters rule;  ///< its tokens have a and b; q, k and v are convolved here
-  TensorView<const Bf16, 2> x;
-  TensorView<Bf16, 3> conv_state;
-  MixedView<2> weight;
-  MixedView<1> bias, norm_weight;
+  LayerConvolution convolution;
+  MixedView<1> norm_weight;
   HeadVectors<const Bf16> z;
   float eps;
-  int key_channels;   ///< of all heads' k: v begins at twice as many
-  bool wide_inputs;   ///< x and windows have kVec neighbouring channels at multiples of 8 bytes
-  bool wide_weights;  ///< weights are bfloat16 [D, 4] without gaps, at multiples of 16 bytes
+  int key_channels;  ///< of all heads' k: v begins at twice as many
 };
 
 /// Shared memory of a block for rows of up to `tokens` tokens, in this order and all but the last
@@ -111,11 +96,6 @@ struct VerifyMemory {
   }
 };
 
-/// silu as the convolution's own launch computes it for results of 16 bits.
-__device__ inline float activated_channel(float x) {
-  return __fdividef(x, 1.0f + __expf(-x));
-}
-
 /// One block's work, for rows of up to kTokens tokens.
 template <class S, int kTokens>
 struct VerifyBlock {
@@ -136,12 +116,6 @@ struct VerifyBlock {
   int head, warp, warps;  ///< the warp's value head, and its number among the head's warps
   int thread, threads;
 
-  /// A row's tokens, the slot of its window, and the first column of its history there.
-  struct Row {
-    RowPlan plan;
-    int begin, size, home, first;
-  };
-
   __device__ int values() const { return 1 << values_log2; }
   __device__ int value_head(int i) const { return key_head * heads + i; }
   __device__ int first_value() const { return part << values_log2; }
@@ -152,26 +126,18 @@ struct VerifyBlock {
   }
   /// The first row of the warp's tile number i, among the block's rows of the head.
   __device__ int row_of_tile(int i) const { return (i * warps + warp) * kRowsOfWarp; }
-  __device__ int pieces() const { return kKeyPieces + (heads << values_log2) / kVec; }
+  __device__ int pieces() const { return kSharedPieces + (heads << values_log2) / kVec; }
 
   /// Piece i of the block's channels: those of q and k, then those of v.
   __device__ int channel(int i) const {
-    if (i < kKeyPieces) {
-      const int of_k = i / (kKeyPieces / 2);
-      return of_k * p.key_channels + key_head * kExtent + i % (kKeyPieces / 2) * kVec;
+    if (i < kSharedPieces) {
+      const int of_k = i / (kSharedPieces / 2);
+      return of_k * p.key_channels + key_head * kExtent + i % (kSharedPieces / 2) * kVec;
     }
-    const int v = (i - kKeyPieces) * kVec;
+    const int v = (i - kSharedPieces) * kVec;
     return 2 * p.key_channels + value_head(v >> values_log2) * kExtent + first_value() +
            (v & (values() - 1));
   }
-  __device__ const Bf16* input(int t, int d) const {
-    return p.x.data_handle() + t * p.x.stride(0) + d;
-  }
-  __device__ Bf16* window(int slot, int d, int column) const {
-    return p.conv_state.data_handle() + slot * p.conv_state.stride(0) + d * p.conv_state.stride(1) +
-           column * p.conv_state.stride(2);
-  }
-
   /// Asks L2 for what the row reads. It runs before wait_for_earlier_launch(), so slots and counts
   /// may still change: a wrong guess costs a useless prefetch.
   __device__ void prefetch() const {
@@ -184,13 +150,8 @@ struct VerifyBlock {
       prefetch_to_l2(states_of(slot, thread), static_cast<unsigned>(kExtent * sizeof(S))
                                                   << values_log2);
     const TokenRange range = p.rows.likely_range(n);
-    for (int i = thread; i < pieces(); i += threads) {
-      const int d = channel(i);
-      for (int t = 0; t < min(range.size, kTokens); ++t) prefetch_to_l2(input(range.begin + t, d));
-#pragma unroll
-      for (int c = 0; c < kHistory + kTokens - 1; ++c)
-        if (c < p.conv_state.extent(2)) prefetch_to_l2(window(home, d, c));
-    }
+    for (int i = thread; i < pieces(); i += threads)
+      p.convolution.prefetch(range, kTokens, home, channel(i));
   }
 
   /// A stage of the warp and its barrier, whose phase ends when a tile has come.
@@ -214,100 +175,18 @@ struct VerifyBlock {
     for (int i = 0; i < kStages; ++i) ask_for_tile(states, i, i);
   }
 
-  __device__ Channels load(const Bf16* first, std::int64_t stride) const {
-    if (p.wide_inputs) return load_raw<Cached::streaming, kVec>(first);
-    Channels pack;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) pack.value[i] = first[i * stride];
-    return pack;
-  }
-  __device__ void store_column(int slot, int d, int column, const Channels& pack) const {
-    Bf16* const first = window(slot, d, column);
-    if (p.wide_inputs) return store_raw<Cached::streaming>(first, pack);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) first[i * p.conv_state.stride(1)] = pack.value[i];
-  }
-  __device__ void load_weights(int d, float (&w)[kVec][kTaps]) const {
-    if (p.wide_weights) {
-      const Bf16* const first = static_cast<const Bf16*>(p.weight.data) + d * kTaps;
-#pragma unroll
-      for (int i = 0; i < kVec; i += 2) {
-        float pair[2 * kTaps];
-        load_pack<Cached::yes>(pair, first + i * kTaps);
-#pragma unroll
-        for (int k = 0; k < 2 * kTaps; ++k) w[i + k / kTaps][k % kTaps] = pair[k];
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kVec; ++i)
-#pragma unroll
-        for (int k = 0; k < kTaps; ++k) w[i][k] = at(p.weight, d + i, k);
-    }
-  }
-
   /// The place of piece i of token t's convolved channels.
   __device__ Bf16* convolved(int i, int t) const {
-    if (i < kKeyPieces) return shared.keys + t * 2 * kExtent + i * kVec;
-    return shared.values + t * (heads << values_log2) + (i - kKeyPieces) * kVec;
+    if (i < kSharedPieces) return shared.keys + t * 2 * kExtent + i * kVec;
+    return shared.values + t * (heads << values_log2) + (i - kSharedPieces) * kVec;
   }
 
-  /// Convolves piece i of the block's channels into shared memory. Writes its new window, or where
-  /// other blocks read the old one too, keeps what write_key_windows() needs of it.
-  __device__ void convolve(const Row& row, int i) const {
-    const int d = channel(i);
-    Channels x[kTokens], old[kHistory];
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) x[t] = load(input(row.begin + min(t, row.size - 1), d), 1);
-#pragma unroll
-    for (int c = 0; c < kHistory; ++c)
-      old[c] = load(window(row.home, d, row.first + c), p.conv_state.stride(1));
-    float w[kVec][kTaps], bias[kVec], before[kHistory][kVec];
-    load_weights(d, w);
-#pragma unroll
-    for (int j = 0; j < kVec; ++j) {
-      bias[j] = p.bias ? at(p.bias, d + j) : 0.0f;
-#pragma unroll
-      for (int c = 0; c < kHistory; ++c) before[c][j] = to_float(old[c].value[j]);
-    }
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      if (t >= row.size) break;
-      float y[kVec];
-#pragma unroll
-      for (int j = 0; j < kVec; ++j) {
-        const float now = to_float(x[t].value[j]);
-        float sum = bias[j];
-#pragma unroll
-        for (int k = 0; k < kTaps; ++k) sum = fmaf(w[j][k], k < kHistory ? before[k][j] : now, sum);
-        y[j] = activated_channel(sum);
-#pragma unroll
-        for (int c = 0; c < kHistory; ++c) before[c][j] = c + 1 < kHistory ? before[c + 1][j] : now;
-      }
-      store_pack<Cached::yes>(convolved(i, t), y);
-    }
-    const bool alone = parts == 1 || i >= kKeyPieces;
-#pragma unroll
-    for (int c = 0; c < kKept; ++c) {
-      if (alone)
-        store_column(row.home, d, c, old[c + 1]);
-      else
-        store_raw<Cached::yes>(shared.kept + c * 2 * kExtent + i * kVec, old[c + 1]);
-    }
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t)
-      if (alone && t < row.size) store_column(row.home, d, kKept + t, x[t]);
-  }
-
-  /// Writes this block's share of the windows of q and k.
-  __device__ void write_key_windows(const Row& row) const {
-    const int share = kKeyPieces / parts;  // a power of 2
-    for (int i = thread; i < share * (kKept + row.size); i += threads) {
-      const int column = i / share, piece = part * share + i % share, d = channel(piece);
-      const Channels x =
-          column < kKept
-              ? load_raw<Cached::yes, kVec>(shared.kept + column * 2 * kExtent + piece * kVec)
-              : load(input(row.begin + column - kKept, d), 1);
-      store_column(row.home, d, column, x);
+  /// Convolves the block's channels into shared memory.
+  __device__ void convolve(const VerifiedRow& row) const {
+    for (int i = thread; i < pieces(); i += threads) {
+      const bool keeps = parts > 1 && i < kSharedPieces;
+      p.convolution.run<kTokens>(row, channel(i), keeps ? shared.kept + i * kVec : nullptr,
+                                 [&](int t) { return convolved(i, t); });
     }
   }
 
@@ -319,7 +198,7 @@ struct VerifyBlock {
   __device__ int token_of_lane(int i) const {
     return i * Layout::kRowsPerWarp + Layout::row_in_warp();
   }
-  __device__ Gates ask_for_gates(const Row& row) const {
+  __device__ Gates ask_for_gates(const VerifiedRow& row) const {
     Gates gates;
 #pragma unroll
     for (int i = 0; i < kTokensOfGroup; ++i) {
@@ -336,7 +215,7 @@ struct VerifyBlock {
   }
 
   /// Makes the norms and gates of the row's tokens, in shared memory of the warp.
-  __device__ void prepare_tokens(const Row& row, const Gates& gates) const {
+  __device__ void prepare_tokens(const VerifiedRow& row, const Gates& gates) const {
     const LaneRows<Layout, kRows> lane_rows{0, kExtent, kExtent};
 #pragma unroll
     for (int i = 0; i < kTokensOfGroup; ++i) {
@@ -372,7 +251,7 @@ struct VerifyBlock {
 
   /// Advances the warp's states tile by tile, stores them after each token and writes outputs of
   /// the rule.
-  __device__ void run_rule(const Row& row) const {
+  __device__ void run_rule(const VerifiedRow& row) const {
     const S* const states = states_of(row.plan.source, head);
     Bf16* const o = shared.out + head * kExtent + first_value();
     const int mine = Layout::row_in_warp();
@@ -440,7 +319,7 @@ struct VerifyBlock {
   }
 
   /// Norms and gates the block's outputs of the warp's head; the head's warps take tokens in turns.
-  __device__ void write_outputs(const Row& row) const {
+  __device__ void write_outputs(const VerifiedRow& row) const {
     float weight[kOutputs];
     each_output([&](int i, int value) { weight[i] = at(p.norm_weight, value); });
     for (int t = warp; t < row.size; t += warps) {
@@ -466,7 +345,7 @@ struct VerifyBlock {
   }
 
   /// Asks L2 for the gates of the outputs, which are read last.
-  __device__ void prefetch_gates(const Row& row) const {
+  __device__ void prefetch_gates(const VerifiedRow& row) const {
     constexpr int kLine = 128 / static_cast<int>(sizeof(Bf16));
     for (int t = warp; t < row.size; t += warps) {
       const int value = static_cast<int>(threadIdx.x) * kLine;
@@ -476,21 +355,15 @@ struct VerifyBlock {
   }
 
   __device__ void run() const {
-    Row row;
-    row.plan = p.rows.plan(n);
-    row.begin = row.plan.range.begin;
-    row.size = row.plan.range.size;
-    row.home = __shfl_sync(0xffffffffu, row.plan.entry, 0);
-    row.first = p.rows.accepted_before(n) - 1;
+    const VerifiedRow row = VerifiedRow::of(p.rows, n);
     if (n == p.rows.rows - 1) write_zeros(p.rows.padding_begin(), p.rows.tokens);
     // The same in all blocks of the cluster.
-    if (row.plan.source == kNowhere || row.home == kNowhere || row.size > p.rows.columns)
-      return write_zeros(row.begin, row.begin + row.size);
+    if (!row.has_slots(p.rows)) return write_zeros(row.begin, row.begin + row.size);
     if (row.size == 0) return;
     if (threadIdx.x == 0) ask_for_first_tiles(states_of(row.plan.source, head));
     const Gates gates = ask_for_gates(row);
     prefetch_gates(row);
-    for (int i = thread; i < pieces(); i += threads) convolve(row, i);
+    convolve(row);
     if (parts > 1) arrive_at_cluster();
     __syncthreads();  // q, k, v and the barriers are there for all
     prepare_tokens(row, gates);
@@ -500,7 +373,8 @@ struct VerifyBlock {
       wait_for_cluster();
       hand_out(row.size);
       arrive_at_cluster();
-      write_key_windows(row);
+      p.convolution.write_shared_windows(row, part, parts, thread, threads, shared.kept,
+                                         [&](int i) { return channel(i); });
       wait_for_cluster();
     }
     write_outputs(row);
@@ -547,10 +421,6 @@ int chosen_parts(std::int64_t key_heads_of_all_rows) {
   return key_heads_of_all_rows <= 32 ? 4 : key_heads_of_all_rows <= 128 ? 2 : 1;
 }
 
-const char* name_of_parts(int parts) {
-  return parts == 1 ? "whole" : parts == 2 ? "halves" : parts == 4 ? "quarters" : "eighths";
-}
-
 template <class S, int kTokens>
 void launch_verify(const VerifyParameters<S>& p, int parts, int key_heads, int heads,
                    cudaStream_t stream) {
@@ -558,31 +428,12 @@ void launch_verify(const VerifyParameters<S>& p, int parts, int key_heads, int h
   const int warps = std::max(1, kWarps / heads);  // of a head
   const int bytes = VerifyMemory::bytes(kTokens, warps * heads, VerifyBlock<S, kTokens>::kTileBytes,
                                         heads, kExtent / parts);
-  check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-             kName);
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(key_heads),
-                        static_cast<unsigned>(p.rows.rows));
-  config.blockDim = dim3(32, static_cast<unsigned>(warps), static_cast<unsigned>(heads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
   last_launch = {name_of_parts(parts), kTokens, warps * heads};
-  check_cuda(cudaLaunchKernelEx(&config, kKernel, p), kName);
-}
-
-void expect_clusters(const Checks& checks) {
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), kName);
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), kName);
-  checks.expect(major >= 9, "the device", "of compute capability 9.0 or newer",
-                std::to_string(major) + ".x");
+  launch_in_clusters(kName, kKernel, p,
+                     dim3(static_cast<unsigned>(parts), static_cast<unsigned>(key_heads),
+                          static_cast<unsigned>(p.rows.rows)),
+                     dim3(32, static_cast<unsigned>(warps), static_cast<unsigned>(heads)), bytes,
+                     stream);
 }
 
 /// Checks the shapes of a verification of T tokens, HV value heads and D channels.
@@ -623,20 +474,11 @@ VerifyParameters<S> parameters_of(const GatedDeltaNetDecode<S>& in, int key_head
   p.rule.scale = 1.0f / sqrtf(static_cast<float>(kExtent));
   p.rule.use_qk_l2norm = true;
   p.rule.value_heads_per_key_head = Divisor(heads);
-  p.x = in.x;
-  p.conv_state = in.conv_state;
-  p.weight = in.conv_weight;
-  p.bias = in.conv_bias;
+  p.convolution = LayerConvolution(in.x, in.conv_state, in.conv_weight, in.conv_bias);
   p.norm_weight = in.norm_weight;
   p.z = HeadVectors<const Bf16>(in.z);
   p.eps = in.eps;
   p.key_channels = key_heads * kExtent;
-  constexpr std::size_t kPiece = sizeof(Channels);
-  p.wide_inputs = rows_aligned(in.x, kPiece) && in.conv_state.stride(1) == 1 &&
-                  rows_aligned(transposed(in.conv_state), kPiece);
-  p.wide_weights = in.conv_weight.format == Format::bf16 && in.conv_weight.strides[1] == 1 &&
-                   in.conv_weight.strides[0] == kTaps &&
-                   reinterpret_cast<std::uintptr_t>(in.conv_weight.data) % 16 == 0;
   return p;
 }
 
@@ -667,7 +509,7 @@ void gated_delta_net_verify(const GatedDeltaNetDecode<S>& in, const IndexView& s
   p.rows = row_slots(checks, in.slots, starts, T, in.state.extent(0));
   check_row_count(checks, p.rows);
   if (p.rows.rows == 0) return zero_outputs(kName, in.out, stream);
-  expect_clusters(checks);
+  expect_clusters(checks, kName);
   const int parts = in.parts > 0 ? in.parts : chosen_parts(p.rows.rows * H);
   if (columns <= kTokensMax / 2)
     launch_verify<S, kTokensMax / 2>(p, parts, key_heads, heads, stream);

@@ -1,5 +1,5 @@
 // torch.ops.lockstep.gated_delta_net_decode: schema in kernels/torch/operators.md.
-#include "kernels/torch/operator.hpp"
+#include "kernels/torch/layer_step.hpp"
 #include "reference/recurrent/gated_delta_net_verify.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
@@ -27,9 +27,8 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
   const std::int64_t pad_slot_id = integer(), parts = integer();
   const MaybeTensor query_start_loc = maybe_tensor(), num_accepted_tokens = maybe_tensor();
 
-  StateSlots slots() const { return slots_of(state_indices, {}, num_accepted_tokens, pad_slot_id); }
-  /// Whether rows have several tokens, with a table of slots.
-  bool verifies() const { return query_start_loc.has_value(); }
+  const LayerRows rows{
+      x, conv_state, state, state_indices, query_start_loc, num_accepted_tokens, pad_slot_id};
 
   Tensor meta() const { return like(z); }
 
@@ -37,7 +36,7 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
     expect_states(state, "[slots, HV, V, K]");
     expect_float(state, "state");
     expect_rank(x, "x", 2);
-    const std::int64_t T = x.size(0), D = x.size(1), slot_count = state.size(0);
+    const std::int64_t T = x.size(0), D = x.size(1);
     const std::int64_t HV = state.size(1), V = state.size(2), K = state.size(3);
     const std::int64_t keys = D - HV * V, H = keys / (2 * K);
     expect(H > 0 && HV > 0 && keys == 2 * H * K && HV % H == 0, "x",
@@ -50,7 +49,7 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
     expect_shape(z, "z", "[T, HV, V]", {T, HV, V});
     expect_shape(a, "a", "[T, HV]", {T, HV});
     expect_shape(b, "b", "[T, HV]", {T, HV});
-    check_slots_and_windows(D, W, slot_count);
+    rows.check(W, "D");
     expect_shape(A_log, "A_log", "[HV]", {HV});
     expect_shape(dt_bias, "dt_bias", "[HV]", {HV});
     expect_shape(norm_weight, "norm_weight", "[V]", {V});
@@ -71,31 +70,6 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
            "0, 1, 2, 4 or 8", parts);
   }
 
-  void check_slots_and_windows(std::int64_t D, std::int64_t W, std::int64_t slot_count) const {
-    const StateSlots s = slots();
-    expect(s.table.has_value() == verifies() && s.num_accepted.has_value() == verifies(),
-           "query_start_loc, num_accepted_tokens and state_indices",
-           "those of a verification with a table [N, 1 + drafts], or state_indices [T] alone",
-           "other ones");
-    check_rows(query_start_loc, s, x.size(0));
-    if (!verifies())
-      return expect_shape(conv_state, "conv_state", "[slots, D, W - 1]", {slot_count, D, W - 1});
-    expect_rank(conv_state, "conv_state", 3);
-    expect_shape(conv_state, "conv_state", "[slots, D, C]", {slot_count, D, conv_state.size(2)});
-    expect(conv_state.size(2) >= W - 2 + s.table->extent(1), "conv_state",
-           "[slots, D, C] with C at least W - 1 + drafts", conv_state.sizes());
-  }
-
-  /// Checks that each row has at most as many tokens as the table has columns.
-  void check_row_sizes() const {
-    const auto starts = indices_of(query_start_loc, "query_start_loc");
-    const std::int64_t columns = state_indices->size(1);
-    for (std::int64_t row = 0; row < row_count(starts, x.size(0)); ++row)
-      expect(row_range(starts, row, x.size(0)).size() <= columns, "query_start_loc",
-             "rows of at most " + std::to_string(columns) + " tokens, which have slots",
-             row_range(starts, row, x.size(0)).size());
-  }
-
   Tensor cpu() const {
     check();
     const HostTensor<2> hx(x, "x"), ha(a, "a"), hb(b, "b"), weight(conv_weight, "conv_weight");
@@ -103,9 +77,7 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
     const HostTensor<1> bias(conv_bias, "conv_bias"), decay(A_log, "A_log");
     const HostTensor<1> shift(dt_bias, "dt_bias"), norm(norm_weight, "norm_weight");
     const HostTensor<4> states(state, "state");
-    const auto starts = indices_of(query_start_loc, "query_start_loc");
-    check_host_slots({.tokens = x.size(0), .query_start_loc = starts, .slots = slots()},
-                     state.size(0), false);
+    rows.check_host();
     const reference::GatedDeltaNetDecode<float> net{.x = hx.in(),
                                                     .z = hz.in(),
                                                     .a = ha.in(),
@@ -115,16 +87,15 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
                                                     .dt_bias = shift.in(),
                                                     .norm_weight = norm.in(),
                                                     .conv_bias = bias.maybe(),
-                                                    .slots = slots(),
+                                                    .slots = rows.slots(),
                                                     .eps = eps,
                                                     .storage = storage_of(x, state),
                                                     .window = format_of(conv_state)};
-    if (verifies()) {
-      check_row_sizes();
-      reference::gated_delta_net_verify<float>(net, *starts, window.out(), states.out(), out.out());
-    } else {
+    if (rows.verifies())
+      reference::gated_delta_net_verify<float>(net, *rows.starts(), window.out(), states.out(),
+                                               out.out());
+    else
       reference::gated_delta_net_decode<float>(net, window.out(), states.out(), out.out());
-    }
     window.write_back();
     states.write_back();
     return out.as(x.scalar_type());
@@ -133,15 +104,8 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    expect_type(x, at::kBFloat16, "x on a GPU");
-    expect_type(conv_state, at::kBFloat16, "conv_state on a GPU");
-    expect(state.scalar_type() == at::kFloat || state.scalar_type() == at::kBFloat16,
-           "state on a GPU", "float32 or bfloat16", state.scalar_type());
     const Tensor out = like(z);
-    if (state.scalar_type() == at::kFloat)
-      launch<float>(out);
-    else
-      launch<kernels::Bf16>(out);
+    rows.by_state([&](auto state_type) { launch<decltype(state_type)>(out); });
     return out;
   }
 
@@ -161,12 +125,11 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
         .norm_weight = mixed<1>(norm_weight, "norm_weight"),
         .out = view_of<Bf16, 3>(out, "out"),
         .conv_bias = mixed<1>(conv_bias, "conv_bias"),
-        .slots = slots(),
+        .slots = rows.slots(),
         .eps = eps,
         .parts = static_cast<int>(parts)};
-    if (verifies())
-      kernels::gated_delta_net_verify<S>(net, *indices_of(query_start_loc, "query_start_loc"),
-                                         stream());
+    if (rows.verifies())
+      kernels::gated_delta_net_verify<S>(net, *rows.starts(), stream());
     else
       kernels::gated_delta_net_decode<S>(net, stream());
   }

@@ -1,9 +1,9 @@
 // torch.ops.lockstep.mamba2_mixer_decode: schema in kernels/torch/operators.md.
-#include "kernels/torch/operator.hpp"
-#include "reference/recurrent/mamba2_mixer_decode.hpp"
+#include "kernels/torch/layer_step.hpp"
+#include "reference/recurrent/mamba2_mixer_verify.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
-#include "kernels/models/mamba2_mixer_decode.hpp"
+#include "kernels/models/mamba2_mixer_verify.hpp"
 #endif
 
 namespace lockstep::torch_ops {
@@ -14,7 +14,7 @@ struct Mamba2MixerDecode : Arguments {
 mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor(b!) state,
     Tensor conv_weight, Tensor A, Tensor D, Tensor dt_bias, Tensor norm_weight, *,
     Tensor? conv_bias=None, float? eps=None, Tensor? state_indices=None, int pad_slot_id=-1,
-    int parts=0) -> Tensor)";
+    int parts=0, Tensor? query_start_loc=None, Tensor? num_accepted_tokens=None) -> Tensor)";
 
   using Arguments::Arguments;
   const Tensor x = tensor(), z = tensor(), dt = tensor();
@@ -25,7 +25,9 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
   const MaybeTensor state_indices = maybe_tensor();
   const std::int64_t pad_slot_id = integer(), parts = integer();
 
-  StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
+  const MaybeTensor query_start_loc = maybe_tensor(), num_accepted_tokens = maybe_tensor();
+  const LayerRows rows{
+      x, conv_state, state, state_indices, query_start_loc, num_accepted_tokens, pad_slot_id};
 
   Tensor meta() const { return like(z); }
 
@@ -33,7 +35,7 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
     expect_states(state, "[slots, H, P, N]");
     expect_float(state, "state");
     expect_rank(x, "x", 2);
-    const std::int64_t T = x.size(0), channels = x.size(1), slot_count = state.size(0);
+    const std::int64_t T = x.size(0), channels = x.size(1);
     const std::int64_t H = state.size(1), P = state.size(2), N = state.size(3);
     const std::int64_t vectors = channels - H * P, G = vectors / (2 * N);
     expect(G > 0 && H > 0 && vectors == 2 * G * N && H % G == 0, "x",
@@ -44,8 +46,7 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
            conv_weight.sizes());
     expect_shape(conv_weight, "conv_weight", "[H P + 2 G N, W]", {channels, W});
     expect_shape(conv_bias, "conv_bias", "[H P + 2 G N]", {channels});
-    expect_shape(conv_state, "conv_state", "[slots, H P + 2 G N, W - 1]",
-                 {slot_count, channels, W - 1});
+    rows.check(W, "H P + 2 G N");
     expect_shape(z, "z", "[T, H, P]", {T, H, P});
     expect_shape(dt, "dt", "[T, H]", {T, H});
     for (const auto& [tensor, argument] : {std::pair{A, "A"}, {D, "D"}, {dt_bias, "dt_bias"}})
@@ -64,9 +65,6 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
       expect_float(tensor, argument);
     expect_contiguous_rows(x, "x");
     expect_contiguous_rows(z, "z");
-    expect(!slots().table && !slots().out_table, "state_indices and state_out_indices", "lists [T]",
-           "a table");
-    check_rows({}, slots(), T);
     const bool known = parts == 1 || parts == 2 || parts == 4 || parts == 8 || parts == 16;
     expect(parts == 0 || known, "parts", "0, 1, 2, 4, 8 or 16", parts);
   }
@@ -78,21 +76,25 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
     const HostTensor<1> bias(conv_bias, "conv_bias"), rates(A, "A"), skip(D, "D");
     const HostTensor<1> shift(dt_bias, "dt_bias"), norm(norm_weight, "norm_weight");
     const HostTensor<4> states(state, "state");
-    check_host_slots({.tokens = x.size(0), .slots = slots()}, state.size(0), false);
-    reference::mamba2_mixer_decode<float>({.x = hx.in(),
-                                           .z = hz.in(),
-                                           .dt = hdt.in(),
-                                           .conv_weight = weight.in(),
-                                           .A = rates.in(),
-                                           .D = skip.in(),
-                                           .dt_bias = shift.in(),
-                                           .norm_weight = norm.in(),
-                                           .conv_bias = bias.maybe(),
-                                           .slots = slots(),
-                                           .eps = eps,
-                                           .storage = storage_of(x, state),
-                                           .window = format_of(conv_state)},
-                                          window.out(), states.out(), out.out());
+    rows.check_host();
+    const reference::Mamba2MixerDecode<float> mixer{.x = hx.in(),
+                                                    .z = hz.in(),
+                                                    .dt = hdt.in(),
+                                                    .conv_weight = weight.in(),
+                                                    .A = rates.in(),
+                                                    .D = skip.in(),
+                                                    .dt_bias = shift.in(),
+                                                    .norm_weight = norm.in(),
+                                                    .conv_bias = bias.maybe(),
+                                                    .slots = rows.slots(),
+                                                    .eps = eps,
+                                                    .storage = storage_of(x, state),
+                                                    .window = format_of(conv_state)};
+    if (rows.verifies())
+      reference::mamba2_mixer_verify<float>(mixer, *rows.starts(), window.out(), states.out(),
+                                            out.out());
+    else
+      reference::mamba2_mixer_decode<float>(mixer, window.out(), states.out(), out.out());
     window.write_back();
     states.write_back();
     return out.as(x.scalar_type());
@@ -101,37 +103,34 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    expect_type(x, at::kBFloat16, "x on a GPU");
-    expect_type(conv_state, at::kBFloat16, "conv_state on a GPU");
-    expect(state.scalar_type() == at::kFloat || state.scalar_type() == at::kBFloat16,
-           "state on a GPU", "float32 or bfloat16", state.scalar_type());
     const Tensor out = like(z);
-    if (state.scalar_type() == at::kFloat)
-      launch<float>(out);
-    else
-      launch<kernels::Bf16>(out);
+    rows.by_state([&](auto state_type) { launch<decltype(state_type)>(out); });
     return out;
   }
 
   template <class S>
   void launch(const Tensor& out) const {
     using kernels::Bf16;
-    kernels::mamba2_mixer_decode<S>({.x = view_of<const Bf16, 2>(x, "x"),
-                                     .z = view_of<const Bf16, 3>(z, "z"),
-                                     .dt = mixed<2>(dt, "dt"),
-                                     .conv_state = view_of<Bf16, 3>(conv_state, "conv_state"),
-                                     .state = view_of<S, 4>(state, "state"),
-                                     .conv_weight = mixed<2>(conv_weight, "conv_weight"),
-                                     .A = mixed<1>(A, "A"),
-                                     .D = mixed<1>(D, "D"),
-                                     .dt_bias = mixed<1>(dt_bias, "dt_bias"),
-                                     .norm_weight = mixed<1>(norm_weight, "norm_weight"),
-                                     .out = view_of<Bf16, 3>(out, "out"),
-                                     .conv_bias = mixed<1>(conv_bias, "conv_bias"),
-                                     .slots = slots(),
-                                     .eps = eps,
-                                     .parts = static_cast<int>(parts)},
-                                    stream());
+    const kernels::Mamba2MixerDecode<S> mixer{
+        .x = view_of<const Bf16, 2>(x, "x"),
+        .z = view_of<const Bf16, 3>(z, "z"),
+        .dt = mixed<2>(dt, "dt"),
+        .conv_state = view_of<Bf16, 3>(conv_state, "conv_state"),
+        .state = view_of<S, 4>(state, "state"),
+        .conv_weight = mixed<2>(conv_weight, "conv_weight"),
+        .A = mixed<1>(A, "A"),
+        .D = mixed<1>(D, "D"),
+        .dt_bias = mixed<1>(dt_bias, "dt_bias"),
+        .norm_weight = mixed<1>(norm_weight, "norm_weight"),
+        .out = view_of<Bf16, 3>(out, "out"),
+        .conv_bias = mixed<1>(conv_bias, "conv_bias"),
+        .slots = rows.slots(),
+        .eps = eps,
+        .parts = static_cast<int>(parts)};
+    if (rows.verifies())
+      kernels::mamba2_mixer_verify<S>(mixer, *rows.starts(), stream());
+    else
+      kernels::mamba2_mixer_decode<S>(mixer, stream());
   }
 #endif
 };

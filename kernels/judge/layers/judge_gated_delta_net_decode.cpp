@@ -1,7 +1,7 @@
 // The cases of gated_delta_net_decode, its definition, and common mistakes of implementations.
 #include <fmt/format.h>
 
-#include "kernels/judge/operation.hpp"
+#include "kernels/judge/layers/verification.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/recurrent/gated_delta_net_verify.hpp"
@@ -10,7 +10,6 @@ namespace lockstep::judging {
 namespace {
 
 constexpr std::string_view kName = "gated_delta_net_decode";
-constexpr std::int64_t kTaps = 4;
 
 // --- Cases ---------------------------------------------------------------------------------------
 
@@ -23,26 +22,8 @@ struct CaseSpec {
   bool timed = false;
   std::int64_t channels() const { return (2 * H + HV) * width; }
   /// Columns of a window: those of a token's history, and those of drafts.
-  std::int64_t columns() const { return kTaps - 1 + std::max<std::int64_t>(batch.columns, 1) - 1; }
+  std::int64_t columns() const { return columns_of_windows(batch); }
 };
-
-/// Writes NaN to what of the windows no row reads: a row's history lies in the slot of its table's
-/// first column, from column accepted - 1 on.
-void poison_windows(Tensor& window, const Case& c) {
-  const HostRows rows(c);
-  const std::int64_t slots = window.extents[0], C = window.extents[2];
-  const std::int64_t inner = window.extents[1] * C;
-  std::vector<std::int64_t> first(static_cast<std::size_t>(slots), -1);
-  StateSlots homes = reference::conv_detail::first_slots(rows.slots());
-  for (const CaseToken& token : c.tokens)
-    if (!token.padding)
-      first[static_cast<std::size_t>(source_slot(homes, token.row, slots))] = token.accepted - 1;
-  for (std::int64_t i = 0; i < slots * inner; ++i) {
-    const std::int64_t begin = first[static_cast<std::size_t>(i / inner)], column = i % C;
-    if (begin < 0 || column < begin || column >= begin + kTaps - 1)
-      window.values[static_cast<std::size_t>(i)] = std::numeric_limits<double>::quiet_NaN();
-  }
-}
 
 void add_tokens(Case& c, Draw& draw, const CaseSpec& w, std::int64_t T, ElementType type) {
   c.tensors.push_back(draw("x", type, {T, w.channels()}, {"token", "channel"}));
@@ -90,16 +71,6 @@ Case make(const CaseSpec& w, const CaseOptions& options) {
   c.about = fmt::format("{}, {}, H={} HV={} K=V={}", counted(batch.rows(), "row"),
                         counted(T, "token"), w.H, w.HV, w.width);
   return c;
-}
-
-/// Rows of a verification: of every length up to the table's columns, with padding among them.
-Batch verified(std::vector<std::int64_t> lengths, std::int64_t columns,
-               std::vector<std::int64_t> padding_rows = {}) {
-  return {.lengths = std::move(lengths),
-          .behind = 1,
-          .columns = columns,
-          .padding_rows = std::move(padding_rows),
-          .packed = true};
 }
 
 std::vector<CaseSpec> decodes() {
@@ -293,23 +264,13 @@ void run_inside(Host<S>& host, const Case& c, std::string_view mistake, Array<S,
 template <class S>
 void change_results(Host<S>& host, const Case& c, std::string_view mistake,
                     const Array<S, 3>& window) {
-  const std::int64_t keys = 2 * host.keys(), slots = host.state.extent(0);
+  const std::int64_t keys = 2 * host.keys();
   if (mistake == "window-stays") host.window = window;
   if (mistake == "keys-stay")
     for_each_element(host.window.view(), [&](const auto& i, S& w) {
       if (i[1] < keys) w = window(i[0], i[1], i[2]);
     });
-  if (mistake != "last-state" || !host.rows.table) return;
-  const StateSlots named = host.rows.slots();
-  for (const CaseToken& token : c.tokens) {
-    if (token.padding) continue;
-    const auto target = [&](std::int64_t i) {
-      return target_slot(named, token.row, i, token.row_size, slots);
-    };
-    const auto last = at(host.state.view(), target(token.row_size - 1));
-    for_each_element(at(host.state.view(), target(token.position)),
-                     [&](const auto& i, S& s) { s = last(i[0], i[1], i[2]); });
-  }
+  if (mistake == "last-state") leave_last_states(host.state, host.rows, c);
 }
 
 template <class S>

@@ -1,16 +1,15 @@
 // The cases of mamba2_mixer_decode, its definition, and common mistakes of implementations.
 #include <fmt/format.h>
 
-#include "kernels/judge/operation.hpp"
+#include "kernels/judge/layers/verification.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
-#include "reference/recurrent/mamba2_mixer_decode.hpp"
+#include "reference/recurrent/mamba2_mixer_verify.hpp"
 
 namespace lockstep::judging {
 namespace {
 
 constexpr std::string_view kName = "mamba2_mixer_decode";
-constexpr std::int64_t kTaps = 4;
 
 // --- Cases ---------------------------------------------------------------------------------------
 
@@ -55,26 +54,25 @@ Case make(const CaseSpec& w, const CaseOptions& options) {
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 167 + T * 7 + w.H)));
   Case c{.name = w.name, .timed = w.timed};
   add_tokens(c, draw, w, T, type);
-  c.tensors.push_back(
-      draw("conv_state", type, {slots, w.channels(), kTaps - 1}, {"slot", "channel", "column"}));
+  c.tensors.push_back(draw("conv_state", type, {slots, w.channels(), columns_of_windows(batch)},
+                           {"slot", "channel", "column"}));
   c.tensors.push_back(
       draw("state", options.states, {slots, w.H, w.P, w.N}, {"slot", "head", "channel", "column"}));
   add_weights(c, draw, w, type);
   batch.describe(c);
   for (const std::size_t i : {0, 1, 2}) poison_padding(c.tensors[i], c);
-  for (const std::size_t i : {3, 4}) {
-    c.tensors[i].role = Role::state;
-    poison_unread(c.tensors[i], c);
-  }
+  for (const std::size_t i : {3, 4}) c.tensors[i].role = Role::state;
+  poison_windows(c.tensors[3], c);
+  poison_unread(c.tensors[4], c);
   if (w.bias) c.tensors.push_back(draw("conv_bias", type, {w.channels()}));
   c.scalars.push_back({"eps", 0.25});  // so large that it changes a result
   c.tensors.push_back(Draw::output("out", type, {T, w.H, w.P}, {"token", "head", "channel"}));
   for (const std::string_view name : {"state", "conv_state"})
-    c.bytes += 2 * c.tensor(name).bytes() / std::max<std::int64_t>(slots, 1) * batch.rows();
+    c.bytes += c.tensor(name).bytes() / std::max<std::int64_t>(slots, 1) * (batch.rows() + T);
   for (const std::string_view name : {"x", "z", "dt", "conv_weight", "norm_weight", "out"})
     c.bytes += c.tensor(name).bytes();
-  c.about =
-      fmt::format("{}, H={} G={} P={} N={}", counted(batch.rows(), "row"), w.H, w.G, w.P, w.N);
+  c.about = fmt::format("{}, {}, H={} G={} P={} N={}", counted(batch.rows(), "row"),
+                        counted(T, "token"), w.H, w.G, w.P, w.N);
   return c;
 }
 
@@ -102,6 +100,19 @@ std::vector<CaseSpec> decodes() {
        .H = 4,
        .G = 4,
        .batch = {.lengths = nine, .padding_rows = {1, 8}, .pad_slot_id = 0}},
+      {.name = "verify", .H = 8, .G = 2, .batch = verified({4, 1, 2, 4, 1, 0, 3}, 4, {3, 4})},
+      {.name = "verify-no-bias",
+       .H = 4,
+       .G = 1,
+       .P = 64,
+       .batch = verified({2, 1, 2, 2}, 2),
+       .bias = false},
+      {.name = "verify-eight",
+       .H = 6,
+       .G = 3,
+       .batch = verified({8, 5, 7, 8}, 8, {1}),
+       .apart = true},
+      {.name = "verify-one-row", .H = 4, .G = 2, .P = 80, .batch = verified({3}, 4)},
   };
 }
 
@@ -114,12 +125,16 @@ const std::vector<Mistake> kMistakes{
     {"reversed-taps", "with the convolution's taps in the other order"},
     {"window-stays", "with the windows left as they were"},
     {"vectors-stay", "with the windows of B and C left as they were"},
+    {"window-at-0", "with the history at column 0 of a window, without num_accepted_tokens"},
+    {"first-column", "with the state and the history of one accepted token"},
+    {"next-column", "with the state and the history one accepted token further"},
     {"no-dt-bias", "without dt_bias"},
     {"no-D", "without D x"},
     {"no-decay", "without the decay"},
     {"log-A", "with -exp(A) for A (A taken for A_log)"},
     {"grow", "with A's sign turned around"},
     {"swapped-BC", "with B and C swapped"},
+    {"last-state", "with the state after a row's last token for those after the others too"},
     {"no-z", "without the gate z"},
     {"z-sigmoid", "with sigmoid(z) for silu(z)"},
     {"z-after-norm", "with the gate z behind the norm"},
@@ -214,38 +229,93 @@ struct Host {
   S eps;
 };
 
+/// Mistakes inside of the layer, which is then run as convolution, update and norm.
+bool is_inside(std::string_view mistake) {
+  for (const std::string_view one :
+       {"window-at-0", "z-sigmoid", "z-after-norm", "one-norm", "head-norms"})
+    if (mistake == one) return true;
+  return false;
+}
+
+/// The layer as convolution, update and norm, with a mistake inside.
+template <class S>
+void run_inside(Host<S>& host, const Case& c, std::string_view mistake, Array<S, 3>& out) {
+  reference::Mamba2MixerDecode<S> in = host.inputs(c, false);
+  const std::int64_t T = host.x.extent(0), channels = host.x.extent(1);
+  const std::int64_t H = host.state.extent(1), P = host.state.extent(2), N = host.state.extent(3);
+  const std::int64_t inner = H * P, G = (channels - inner) / (2 * N);
+  Array<std::int32_t, 1> ones(Shape<1>{row_count(host.rows.query_start_loc(), T)}, 1);
+  reference::CausalConv1dInputs<S> conv{.x = in.x,
+                                        .weight = in.conv_weight,
+                                        .bias = in.conv_bias,
+                                        .query_start_loc = host.rows.query_start_loc(),
+                                        .slots = in.slots,
+                                        .activation = reference::Activation::silu};
+  if (mistake == "window-at-0" && host.rows.accepted)
+    conv.slots.num_accepted = std::as_const(ones).view();
+  Array<S, 2> mixed(Shape<2>{T, channels});
+  reference::causal_conv1d_update<S>(conv, host.window.view(), mixed.view());
+  const auto heads = [&](std::int64_t first, std::int64_t count, std::int64_t width) {
+    return make_view<const S>(mixed.data() + first, Shape<3>{T, count, width},
+                              Shape<3>{channels, width, 1});
+  };
+  Array<S, 3> y(out.shape());
+  reference::selective_state_update<S>(
+      {.x = heads(0, H, P),
+       .dt = repeat(in.dt, P),
+       .A = repeat(repeat(in.A, P), N),
+       .B = heads(inner, G, N),
+       .C = heads(inner + G * N, G, N),
+       .D = repeat(in.D, P),
+       .dt_bias = repeat(in.dt_bias, P),
+       .dt_softplus = true,
+       .rows = {.tokens = T, .query_start_loc = conv.query_start_loc, .slots = in.slots}},
+      host.state.view(), y.view());
+  in.slots = {};  // padding is zeroed here
+  reference::mixer_norm<S>(
+      in, y, T,
+      mistake == "z-after-norm" ? reference::GateOrder::after_norm
+                                : reference::GateOrder::before_norm,
+      mistake == "z-sigmoid" ? reference::Gate::sigmoid : reference::Gate::silu,
+      mistake == "one-norm"     ? 1
+      : mistake == "head-norms" ? H
+                                : G,
+      out.view());
+  for (std::int64_t t = 0; t < T; ++t)
+    if (c.tokens[static_cast<std::size_t>(t)].padding) fill(at(out.view(), t), S{0});
+}
+
+/// Mistakes in what is left in the windows and the states.
+template <class S>
+void change_results(Host<S>& host, const Case& c, std::string_view mistake,
+                    const Array<S, 3>& window) {
+  const std::int64_t inner = host.norm_weight.extent(0);
+  const std::int64_t width = (host.x.extent(1) - inner) / 2;
+  if (mistake == "swapped-BC")
+    for (std::int64_t i = inner; i < inner + width; ++i) host.swap_windows(i, i + width);
+  if (mistake == "window-stays") host.window = window;
+  if (mistake == "vectors-stay")
+    for_each_element(host.window.view(), [&](const auto& i, S& w) {
+      if (i[1] >= inner) w = window(i[0], i[1], i[2]);
+    });
+  if (mistake == "last-state") leave_last_states(host.state, host.rows, c);
+}
+
 template <class S>
 Answer compute(const Case& c, std::string_view mistake, bool rounded_stores) {
   Host<S> host(c, mistake);
   const Array<S, 3> before = host.window;
   const reference::Mamba2MixerDecode<S> in = host.inputs(c, rounded_stores);
-  const std::int64_t H = host.z.extent(1), inner = host.norm_weight.extent(0);
-  const std::int64_t width = (host.x.extent(1) - inner) / 2;
+  require(!host.rows.table || host.rows.starts, "a table of slots has rows of several tokens");
   Array<S, 3> out(host.z.shape(), S{0});
-  const bool other_norm = mistake == "one-norm" || mistake == "head-norms" ||
-                          mistake == "z-after-norm" || mistake == "z-sigmoid";
-  if (other_norm) {
-    const std::int64_t groups = width / host.state.extent(3);
-    reference::mixer_norm<S>(
-        in, reference::mixer_update<S>(in, host.window.view(), host.state.view()),
-        host.state.extent(0),
-        mistake == "z-after-norm" ? reference::GateOrder::after_norm
-                                  : reference::GateOrder::before_norm,
-        mistake == "z-sigmoid" ? reference::Gate::sigmoid : reference::Gate::silu,
-        mistake == "one-norm"     ? 1
-        : mistake == "head-norms" ? H
-                                  : groups,
-        out.view());
-  } else {
+  if (is_inside(mistake))
+    run_inside(host, c, mistake, out);
+  else if (host.rows.starts)
+    reference::mamba2_mixer_verify<S>(in, *host.rows.query_start_loc(), host.window.view(),
+                                      host.state.view(), out.view());
+  else
     reference::mamba2_mixer_decode<S>(in, host.window.view(), host.state.view(), out.view());
-  }
-  if (mistake == "swapped-BC")
-    for (std::int64_t i = inner; i < inner + width; ++i) host.swap_windows(i, i + width);
-  if (mistake == "window-stays") host.window = before;
-  if (mistake == "vectors-stay")
-    for_each_element(host.window.view(), [&](const auto& i, S& w) {
-      if (i[1] >= inner) w = before(i[0], i[1], i[2]);
-    });
+  change_results(host, c, mistake, before);
   return {{"out", as_values(out)},
           {"conv_state", as_values(host.window)},
           {"state", as_values(host.state)}};
@@ -253,7 +323,9 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded_stores) {
 
 const JudgedKernel kOperation{
     .name = kName,
-    .summary = "a step of a Mamba2 layer between its projections: 15 cases, 19 known mistakes",
+    .summary =
+        "a step of a Mamba2 layer between its projections, and its verification: 19 cases, 23 "
+        "known mistakes",
     .positional = {"x", "z", "dt", "conv_state", "state", "conv_weight", "A", "D", "dt_bias",
                    "norm_weight"},
     .default_types = "bfloat16/float32",

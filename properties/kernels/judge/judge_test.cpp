@@ -147,6 +147,7 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
       {"mamba2_mixer_decode", "mixer_no_bias", "parts", 11, {"without the convolution's bias"}},
       {"mamba2_mixer_decode", "mixer_late_gate", "in-order", 11, {"the gate z behind the norm"}},
       {"mamba2_mixer_decode", "mixer_one_norm", "pad-slot", 11, {"one norm over the channels"}},
+      {"mamba2_mixer_decode", "mixer_first_column", "verify-eight", 10, {"one accepted token"}},
       {"gated_delta_net_decode", "net_keys_stay", "in-order", 11, {"windows of q and k left as"}},
       {"gated_delta_net_decode", "net_last_state", "verify-bias", 11, {"state after a row's last"}},
       {"gated_delta_net_decode", "net_first_column", "verify-eight", 10, {"one accepted token"}},

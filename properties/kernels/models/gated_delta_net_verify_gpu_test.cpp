@@ -7,7 +7,7 @@
 #include "kernels/layers/rms_norm.hpp"
 #include "kernels/recurrent/causal_conv1d_update.hpp"
 #include "kernels/recurrent/gated_delta_rule_update.hpp"
-#include "properties/support/gpu.hpp"
+#include "properties/kernels/models/verification.hpp"
 #include "reference/recurrent/gated_delta_net_verify.hpp"
 
 namespace lockstep {
@@ -213,36 +213,12 @@ void expect_agreement(const Heads& heads, const Batch& batch, const Question& qu
       << "a window is moved, never computed";
 }
 
-/// Whether token t belongs to a row with slots.
-bool has_slots(const Batch& batch, std::int64_t t) {
-  for (std::int64_t n = 0; n < batch.rows(); ++n)
-    if (batch.starts(n) <= t && t < batch.starts(n + 1)) return batch.table(n, 0) >= 0;
-  return false;
-}
-
-/// One launch leaves the bits of three, but for the outputs of padding, which are 0. Returns the
-/// note of the launch.
 template <class S>
 std::string expect_the_launches_bits(const Heads& heads, const Batch& batch,
                                      const Question& question, std::uint64_t seed) {
   const Inputs in(batch, heads, question, seed);
-  Device<S> whole(in, batch, question), apart(in, batch, question);
-  whole.run();
-  std::string note = kernels::last_launch.text();
-  apart.run_apart();
-  SCOPED_TRACE(note + ", rows " + std::to_string(batch.rows()) + ", columns " +
-               std::to_string(batch.columns));
-  EXPECT_TRUE(same_bits(whole.window, apart.window)) << "windows";
-  EXPECT_TRUE(same_bits(whole.state, apart.state)) << "states";
-  const auto found = whole.out.host(), wanted = apart.out.host();
-  for (std::int64_t t = 0; t < batch.tokens; ++t) {
-    const auto outputs = at(found.view(), t);
-    if (has_slots(batch, t))
-      EXPECT_TRUE(same_bits(outputs, at(wanted.view(), t))) << "token " << t;
-    else
-      for_each_element(outputs, [](const auto&, float y) { EXPECT_EQ(y, 0); });
-  }
-  return note;
+  return expect_the_launches_bits(Device<S>(in, batch, question), Device<S>(in, batch, question),
+                                  batch);
 }
 
 template <class S>
@@ -321,68 +297,24 @@ TYPED_TEST(GatedDeltaNetVerifyGpu, oneTokenOfEachRowIsADecode) {
   EXPECT_TRUE(same_bits(verified.window, decoded.window));
 }
 
-// A table has a slot for each token of a row; a row that has more is left as it is.
 TYPED_TEST(GatedDeltaNetVerifyGpu, aRowOfMoreTokensThanColumnsLeavesNothing) {
-  Batch batch = Batch::draw(5, 3, 2, true);
-  batch.lengths = {2, 3, 1};
-  batch.starts = starts_of(batch.lengths);
-  batch.tokens = 6;
-  for (std::int64_t n = 0; n < 3; ++n)
-    for (std::int64_t c = 0; c < 2; ++c) batch.table(n, c) = static_cast<std::int32_t>(2 * n + c);
-  const Inputs in(batch, {1, 4}, {}, 1);
-  Device<TypeParam> device(in, batch, {}), before(in, batch, {});
-  device.run();
-  const auto out = device.out.host();
-  const auto state = device.state.host(), old = before.state.host();
-  const auto window = device.window.host(), old_window = before.window.host();
-  for (std::int64_t t = 2; t < 5; ++t)
-    for_each_element(at(out.view(), t), [](const auto&, float y) { EXPECT_EQ(y, 0); });
-  for (const std::int64_t slot : {2, 3}) {
-    EXPECT_TRUE(same_bits(at(state.view(), slot), at(old.view(), slot)));
-    EXPECT_TRUE(same_bits(at(window.view(), slot), at(old_window.view(), slot)));
-  }
-  EXPECT_FALSE(same_bits(at(state.view(), 4), at(old.view(), 4)));
+  expect_longer_rows_leave_nothing([](const Batch& batch) {
+    return Device<TypeParam>(Inputs(batch, {1, 4}, {}, 1), batch, {});
+  });
 }
 
-// A server's graph is captured once and replayed for other tokens, counts and slots.
 TYPED_TEST(GatedDeltaNetVerifyGpu, aCapturedVerificationIsReplayedForOtherCounts) {
-  Batch batch = Batch::draw(11, 6, 4, true), other = batch;
-  for (std::int64_t n = 0; n < 6; ++n) {
-    other.accepted(n) = 1 + (batch.accepted(n) + 1) % 4;
-    for (std::int64_t c = 0; c < 4; ++c) other.table(n, c) = static_cast<std::int32_t>(4 * n + c);
-  }
-  std::swap(other.lengths[0], other.lengths[5]);
-  other.starts = starts_of(other.lengths);
-  const Inputs in(batch, {4, 8}, {}, 1), next(batch, {4, 8}, {}, 2);
-  Device<TypeParam> captured(in, batch, {}), direct(in, other, {});
-  const DeviceTensor<Bf16, 2> x(next.x);
-  direct.x.set(x.elements());
-  replay_behind_change([&](cudaStream_t stream) { captured.launch(stream); },
-                       [&] {
-                         captured.x.set(x.elements());
-                         captured.indices.table.set(direct.indices.table.elements());
-                         captured.indices.starts.set(direct.indices.starts.elements());
-                         captured.indices.accepted.set(direct.indices.accepted.elements());
-                       });
-  direct.run();
-  EXPECT_TRUE(same_bits(captured.out, direct.out));
-  EXPECT_TRUE(same_bits(captured.state, direct.state));
-  EXPECT_TRUE(same_bits(captured.window, direct.window));
+  expect_replays_follow_the_counts(
+      [](const Batch& batch, std::uint64_t seed) {
+        return Device<TypeParam>(Inputs(batch, {4, 8}, {}, seed), batch, {});
+      },
+      [](Device<TypeParam> & device) -> auto& { return device.x; });
 }
 
-// Launches may overlap, so that a verification begins while the one before it in the same slots
-// still runs; 10 of the same rows are those of three launches each.
 TYPED_TEST(GatedDeltaNetVerifyGpu, verificationsBehindEachOtherWait) {
-  const Batch batch = Batch::draw(5, 5, 4, true);
-  const Inputs in(batch, {4, 8}, {}, 3);
-  for (const int parts : {1, 4}) {
-    Device<TypeParam> whole(in, batch, {.parts = parts}), apart(in, batch, {});
-    for (int step = 0; step < 10; ++step) whole.launch();
-    for (int step = 0; step < 10; ++step) apart.run_apart();
-    finish();
-    EXPECT_TRUE(same_bits(whole.state, apart.state));
-    EXPECT_TRUE(same_bits(whole.window, apart.window));
-  }
+  expect_verifications_wait([](const Batch& batch, int parts) {
+    return Device<TypeParam>(Inputs(batch, {4, 8}, {}, 3), batch, {.parts = parts});
+  });
 }
 
 /// The complaint about a call with this change to arguments of one row of two tokens.

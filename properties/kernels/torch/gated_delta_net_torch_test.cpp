@@ -1,8 +1,7 @@
 // The operator of a gated-delta-net layer's step on the CPU: its reference bit by bit, and what it
 // refuses.
-#include "properties/kernels/torch/torch_operator.hpp"
+#include "properties/kernels/torch/layer_step.hpp"
 #include "properties/support/laws.hpp"
-#include "properties/support/torch_bridge.hpp"
 #include "reference/recurrent/gated_delta_net_verify.hpp"
 
 namespace lockstep {
@@ -20,12 +19,6 @@ Array<float, Rank> draw(const Shape<Rank>& shape, std::uint64_t stream) {
   return on_grid<float>(shape, {.seed = 9, .stream = stream});
 }
 
-Array<std::int32_t, 2> pairs(const Array<std::int32_t, 1>& flat) {
-  Array<std::int32_t, 2> table(Shape<2>{flat.extent(0) / 2, 2});
-  std::copy(flat.begin(), flat.end(), table.begin());
-  return table;
-}
-
 struct Step {
   Array<float, 2> x = draw<2>({B, D}, 1), a = draw<2>({B, HV}, 2), b = draw<2>({B, HV}, 3);
   Array<float, 3> z = draw<3>({B, HV, V}, 4), window = draw<3>({kSlots, D, W - 1}, 5);
@@ -34,10 +27,8 @@ struct Step {
   Array<float, 1> bias = draw<1>({D}, 8), A_log = draw<1>({HV}, 9), dt_bias = draw<1>({HV}, 10);
   Array<float, 1> norm_weight = draw<1>({V}, 11);
   Array<std::int32_t, 1> slots = ints({4, -1, 0, 5});
-  // A verification: 1, 2 and no tokens of three rows, the first of them padding, and one behind.
   Array<float, 3> wide = draw<3>({kSlots, D, W}, 12);
-  Array<std::int32_t, 1> starts = ints({0, 1, 3, 3}), accepted = ints({1, 2, 0});
-  Array<std::int32_t, 2> table = pairs(ints({-1, -1, 5, 2, 1, 0}));
+  VerifiedRows rows;
 
   /// The reference's inputs, without slots.
   reference::GatedDeltaNetDecode<float> inputs(at::ScalarType activations,
@@ -55,14 +46,8 @@ struct Step {
             .window = format_of(activations)};
   }
 
-  /// The arguments of a verification instead.
   Named verification(at::ScalarType activations, at::ScalarType states) const {
-    Named named = arguments(activations, states);
-    named["conv_state"] = tensor_of(wide).to(activations);
-    named["state_indices"] = tensor_of(table);
-    named["query_start_loc"] = tensor_of(starts);
-    named["num_accepted_tokens"] = tensor_of(accepted);
-    return named;
+    return rows.of(arguments(activations, states), tensor_of(wide).to(activations));
   }
 
   Named arguments(at::ScalarType activations, at::ScalarType states) const {
@@ -107,8 +92,8 @@ TEST(TorchGatedDeltaNet, aVerificationIsTheReferenceBitByBit) {
     const Tensor out = checked_call(kName, named).at(0).toTensor();
     Array<float, 3> expected(step.z.shape());
     reference::GatedDeltaNetDecode<float> in = step.inputs(at::kBFloat16, states);
-    in.slots = {.table = step.table.view(), .num_accepted = step.accepted.view()};
-    reference::gated_delta_net_verify<float>(in, step.starts.view(), step.wide.view(),
+    in.slots = step.rows.slots();
+    reference::gated_delta_net_verify<float>(in, step.rows.starts.view(), step.wide.view(),
                                              step.state.view(), expected.view());
     EXPECT_TRUE(same_bits(array_of<float, 3>(out), expected));
     EXPECT_TRUE(same_bits(array_of<float, 3>(named.at("conv_state").toTensor()), step.wide));
@@ -116,25 +101,9 @@ TEST(TorchGatedDeltaNet, aVerificationIsTheReferenceBitByBit) {
   }
 }
 
-// A verification has a table, counts and starts, and a slot and a column for each token.
 TEST(TorchGatedDeltaNet, refusesAPartOfAVerification) {
-  const Named good = Step().verification(at::kBFloat16, at::kFloat);
-  const std::vector<std::pair<std::string, c10::IValue>> bad{
-      {"query_start_loc", c10::IValue()},
-      {"query_start_loc", tensor_of(ints({0, 0, 3, 3}))},
-      {"query_start_loc", tensor_of(ints({0, 1, 3}))},
-      {"num_accepted_tokens", c10::IValue()},
-      {"num_accepted_tokens", tensor_of(ints({1, 3, 0}))},
-      {"state_indices", tensor_of(ints({-1, 5, 1}))},
-      {"conv_state", at::zeros({kSlots, D, W - 1}, at::kBFloat16)}};
-  for (const auto& [argument, value] : bad) {
-    Named named = good;
-    named[argument] = value;
-    const std::string complaint = complaint_of(kName, named);
-    EXPECT_NE(complaint.find(argument == "query_start_loc" && !value.isNone() ? "row" : argument),
-              std::string::npos)
-        << argument << ": " << complaint;
-  }
+  expect_a_part_is_refused(kName, Step().verification(at::kBFloat16, at::kFloat),
+                           at::zeros({kSlots, D, W - 1}, at::kBFloat16));
 }
 
 TEST(TorchGatedDeltaNet, refusesByName) {

@@ -1,8 +1,7 @@
 // The operator of a Mamba2 layer's step on the CPU: its reference bit by bit, and what it refuses.
-#include "properties/kernels/torch/torch_operator.hpp"
+#include "properties/kernels/torch/layer_step.hpp"
 #include "properties/support/laws.hpp"
-#include "properties/support/torch_bridge.hpp"
-#include "reference/recurrent/mamba2_mixer_decode.hpp"
+#include "reference/recurrent/mamba2_mixer_verify.hpp"
 
 namespace lockstep {
 namespace {
@@ -27,6 +26,28 @@ struct Step {
   Array<float, 1> bias = draw<1>({kChannels}, 7), A = draw<1>({H}, 8), D = draw<1>({H}, 9);
   Array<float, 1> dt_bias = draw<1>({H}, 10), norm_weight = draw<1>({kInner}, 11);
   Array<std::int32_t, 1> slots = ints({4, -1, 0, 5});
+  Array<float, 3> wide = draw<3>({kSlots, kChannels, W}, 12);
+  VerifiedRows rows;
+
+  /// The reference's inputs, without slots.
+  reference::Mamba2MixerDecode<float> inputs(at::ScalarType activations,
+                                             at::ScalarType states) const {
+    return {.x = x,
+            .z = z,
+            .dt = dt,
+            .conv_weight = weight,
+            .A = A,
+            .D = D,
+            .dt_bias = dt_bias,
+            .norm_weight = norm_weight,
+            .conv_bias = bias.view(),
+            .storage = {.state = format_of(states), .output = format_of(activations)},
+            .window = format_of(activations)};
+  }
+
+  Named verification(at::ScalarType activations, at::ScalarType states) const {
+    return rows.of(arguments(activations, states), tensor_of(wide).to(activations));
+  }
 
   Named arguments(at::ScalarType activations, at::ScalarType states) const {
     return {{"x", tensor_of(x).to(activations)},
@@ -51,26 +72,37 @@ TEST(TorchMamba2Mixer, isTheReferenceBitByBit) {
       const Named named = step.arguments(activations, states);
       const Tensor out = checked_call(kName, named).at(0).toTensor();
       Array<float, 3> expected(step.z.shape());
-      reference::mamba2_mixer_decode<float>(
-          {.x = step.x,
-           .z = step.z,
-           .dt = step.dt,
-           .conv_weight = step.weight,
-           .A = step.A,
-           .D = step.D,
-           .dt_bias = step.dt_bias,
-           .norm_weight = step.norm_weight,
-           .conv_bias = step.bias.view(),
-           .slots = {.indices = step.slots.view()},
-           .storage = {.state = format_of(states), .output = format_of(activations)},
-           .window = format_of(activations)},
-          step.window.view(), step.state.view(), expected.view());
+      reference::Mamba2MixerDecode<float> in = step.inputs(activations, states);
+      in.slots = {.indices = step.slots.view()};
+      reference::mamba2_mixer_decode<float>(in, step.window.view(), step.state.view(),
+                                            expected.view());
       const auto array = [&](const char* name) { return named.at(name).toTensor(); };
       EXPECT_EQ(out.scalar_type(), activations);
       EXPECT_TRUE(same_bits(array_of<float, 3>(out), expected));
       EXPECT_TRUE(same_bits(array_of<float, 3>(array("conv_state")), step.window));
       EXPECT_TRUE(same_bits(array_of<float, 4>(array("state")), step.state));
     }
+}
+
+TEST(TorchMamba2Mixer, aVerificationIsTheReferenceBitByBit) {
+  for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
+    Step step;
+    const Named named = step.verification(at::kBFloat16, states);
+    const Tensor out = checked_call(kName, named).at(0).toTensor();
+    Array<float, 3> expected(step.z.shape());
+    reference::Mamba2MixerDecode<float> in = step.inputs(at::kBFloat16, states);
+    in.slots = step.rows.slots();
+    reference::mamba2_mixer_verify<float>(in, step.rows.starts.view(), step.wide.view(),
+                                          step.state.view(), expected.view());
+    EXPECT_TRUE(same_bits(array_of<float, 3>(out), expected));
+    EXPECT_TRUE(same_bits(array_of<float, 3>(named.at("conv_state").toTensor()), step.wide));
+    EXPECT_TRUE(same_bits(array_of<float, 4>(named.at("state").toTensor()), step.state));
+  }
+}
+
+TEST(TorchMamba2Mixer, refusesAPartOfAVerification) {
+  expect_a_part_is_refused(kName, Step().verification(at::kBFloat16, at::kFloat),
+                           at::zeros({kSlots, kChannels, W - 1}, at::kBFloat16));
 }
 
 TEST(TorchMamba2Mixer, refusesByName) {

@@ -338,14 +338,20 @@ def latent_write_cases(data):
                interleaved=False, magnitude=1.25)
 
 
+def layer_rows(data, taps, verifies):
+    """Tokens, columns of a window, and the arguments of the rows of a layer's step, or of its verification."""
+    if not verifies:
+        return ROWS, taps - 1, dict(state_indices=data.indices())
+    return TOKENS, taps + 1, dict(state_indices=data.table(), query_start_loc=data.starts(),
+                                  num_accepted_tokens=data.ints([1, 3, 0, 2]))
+
+
 def net_cases(data):
     H, HV, width, taps = data.sizes((2, 4, 128, 4), (2, 4, 3, 3))
     channels = (2 * H + HV) * width
     for state in (torch.float32, torch.bfloat16):
         for bias, verifies in ((None, False), (data.normal(channels), False), (None, True)):
-            tokens, columns = (TOKENS, taps + 1) if verifies else (ROWS, taps - 1)
-            rows = dict(state_indices=data.table(), query_start_loc=data.starts(),
-                        num_accepted_tokens=data.ints([1, 3, 0, 2])) if verifies else dict(state_indices=data.indices())
+            tokens, columns, rows = layer_rows(data, taps, verifies)
             yield dict(x=data.normal(tokens, channels), z=data.normal(tokens, HV, width), a=data.normal(tokens, HV),
                        b=data.normal(tokens, HV), conv_state=data.normal(SLOTS, channels, columns),
                        state=data.normal(SLOTS, HV, width, width, dtype=state), conv_weight=data.normal(channels, taps),
@@ -357,12 +363,13 @@ def mixer_cases(data):
     H, G, P, N, taps = data.sizes((8, 2, 64, 128, 4), (4, 2, 3, 5, 3))
     channels = H * P + 2 * G * N
     for state in (torch.float32, torch.bfloat16):
-        for bias in ({}, {"conv_bias": data.normal(channels)}):
-            yield dict(x=data.normal(ROWS, channels), z=data.normal(ROWS, H, P), dt=data.normal(ROWS, H),
-                       conv_state=data.normal(SLOTS, channels, taps - 1), state=data.normal(SLOTS, H, P, N, dtype=state),
+        for bias, verifies in (({}, False), ({"conv_bias": data.normal(channels)}, False), ({}, True)):
+            tokens, columns, rows = layer_rows(data, taps, verifies)
+            yield dict(x=data.normal(tokens, channels), z=data.normal(tokens, H, P), dt=data.normal(tokens, H),
+                       conv_state=data.normal(SLOTS, channels, columns), state=data.normal(SLOTS, H, P, N, dtype=state),
                        conv_weight=data.normal(channels, taps), A=data.negative(H), D=data.normal(H, dtype=torch.float32),
                        dt_bias=data.normal(H, dtype=torch.float32), norm_weight=data.normal(H * P) + 1,
-                       state_indices=data.indices(), **bias)
+                       **rows, **bias)
 
 
 def mamba1_cases(data):
@@ -483,7 +490,7 @@ CASES = {
 
 
 # Operators of a kernel of another name, or of two.
-KERNELS = {"gated_delta_net_decode": "gated_delta_net_verify", "gated_delta_rule_replay": "gated_delta_rule_update", "selective_state_replay": "selective_state_update",
+KERNELS = {"gated_delta_net_decode": "gated_delta_net_verify", "mamba2_mixer_decode": "mamba2_mixer_verify", "gated_delta_rule_replay": "gated_delta_rule_update", "selective_state_replay": "selective_state_update",
            "selective_state_ring_update": "selective_state_ring", "selective_state_ring_flush": "selective_state_ring",
            "gated_delta_rule_ring_update": "gated_delta_rule_ring", "gated_delta_rule_ring_flush": "gated_delta_rule_ring",
            "state_zero": "state_copy", "state_scatter_accepted": "state_copy", "scale_to_e4m3": "batched_product",
@@ -511,7 +518,7 @@ FREE = {
     "gated_delta_rule_ring_update": {},
     "gated_delta_rule_ring_flush": {},
     "gated_delta_net_decode": {"conv_state": {2}},  # of a verification; a window and a state have one slot
-    "mamba2_mixer_decode": {},  # a window and a state have one slot
+    "mamba2_mixer_decode": {"conv_state": {2}},  # of a verification; a window and a state have one slot
     "mamba1_decode": {"state": {0}, "dt_low": {1}},
     "state_copy": BITS,
     "state_zero": {**BITS, "slots": {0}},

@@ -5,7 +5,7 @@
 
 #include "properties/reference/recurrent/hybrid_layers.hpp"
 #include "properties/support/laws.hpp"
-#include "reference/recurrent/mamba2_mixer_decode.hpp"
+#include "reference/recurrent/mamba2_mixer_verify.hpp"
 
 namespace lockstep {
 namespace {
@@ -61,24 +61,33 @@ TEST(GatedDeltaNetDecode, aPaddedRowLeavesNothing) {
 
 /// Rows of 3, 1, 0 and 2 tokens, the last of them padding, and a token behind them. Of row 0 the
 /// step before accepted three tokens, and of row 1 none.
-struct Verification {
+struct VerifiedRows {
   static constexpr std::int64_t T = 7, kSlots = 14, kColumns = 3, C = 3 + kColumns - 1;
+  static constexpr std::int64_t kTokens = 4;  ///< the others are padding
+
+  VerifiedRows() : table(Shape<2>{4, kColumns}, -1) {
+    for (std::int64_t n = 0; n < 3; ++n)
+      for (std::int64_t c = 0; c < kColumns; ++c)
+        table(n, c) = static_cast<std::int32_t>(1 + (5 * (n * kColumns + c)) % 12);
+  }
+  StateSlots slots() const { return {.table = table.view(), .num_accepted = accepted.view()}; }
+
+  Array<std::int32_t, 2> table;
+  Array<std::int32_t, 1> starts = ints({0, 3, 4, 4, 6}), accepted = ints({3, 0, 2, 1});
+};
+
+struct NetVerification : VerifiedRows {
   static constexpr std::int64_t HV = DeltaNetLayer::HV, V = DeltaNetLayer::V, K = DeltaNetLayer::K;
   static constexpr std::int64_t H = DeltaNetLayer::H, D = 2 * H * K + HV * V;
 
-  explicit Verification(std::uint64_t seed)
+  explicit NetVerification(std::uint64_t seed)
       : layer(seed),
         x(on_grid<double>(Shape<2>{T, D}, {.seed = seed, .stream = 50})),
         a(on_grid<double>(Shape<2>{T, HV}, {.seed = seed, .stream = 51})),
         b(on_grid<double>(Shape<2>{T, HV}, {.seed = seed, .stream = 52})),
         z(on_grid<double>(Shape<3>{T, HV, V}, {.seed = seed, .stream = 53})),
         window(on_grid<double>(Shape<3>{kSlots, D, C}, {.seed = seed, .stream = 54})),
-        state(on_grid<double>(Shape<4>{kSlots, HV, V, K}, {.seed = seed, .stream = 55})),
-        table(Shape<2>{4, kColumns}, -1) {
-    for (std::int64_t n = 0; n < 3; ++n)
-      for (std::int64_t c = 0; c < kColumns; ++c)
-        table(n, c) = static_cast<std::int32_t>(1 + (5 * (n * kColumns + c)) % 12);
-  }
+        state(on_grid<double>(Shape<4>{kSlots, HV, V, K}, {.seed = seed, .stream = 55})) {}
 
   reference::GatedDeltaNetDecode<double> inputs() const {
     return {.x = x,
@@ -89,7 +98,7 @@ struct Verification {
             .A_log = layer.A_log,
             .dt_bias = layer.dt_bias,
             .norm_weight = layer.norm,
-            .slots = {.table = table.view(), .num_accepted = accepted.view()}};
+            .slots = slots()};
   }
   Array<double, 3> run() {
     Array<double, 3> out(z.shape(), 7);
@@ -122,7 +131,7 @@ struct Verification {
          .use_qk_l2norm = true,
          .rows = {.tokens = T, .query_start_loc = starts.view(), .slots = in.slots}},
         state.view(), o.view());
-    for (std::int64_t t = 0; t < 4; ++t)  // the others are padding
+    for (std::int64_t t = 0; t < kTokens; ++t)
       reference::gated_rms_norm<double>(at(std::as_const(o).view(), t), at(in.z, t), layer.norm,
                                         1e-6, reference::GateOrder::after_norm, 1,
                                         at(out.view(), t));
@@ -133,40 +142,7 @@ struct Verification {
   Array<double, 2> x, a, b;
   Array<double, 3> z, window;
   Array<double, 4> state;
-  Array<std::int32_t, 2> table;
-  Array<std::int32_t, 1> starts = ints({0, 3, 4, 4, 6}), accepted = ints({3, 0, 2, 1});
 };
-
-// Decoding token by token is the convolution, the rule and the norm of all tokens, with a table.
-TEST(GatedDeltaNetVerify, isTheOperationsThatItIsMadeOf) {
-  for (const std::uint64_t seed : {1, 2, 3}) {
-    Verification whole(seed), apart(seed);
-    EXPECT_TRUE(same_bits(whole.run(), apart.run_apart()));
-    EXPECT_TRUE(same_bits(whole.window, apart.window));
-    EXPECT_TRUE(same_bits(whole.state, apart.state));
-  }
-}
-
-// Rejected drafts leave no trace: whatever they were, the next verification from an accepted token
-// gives the same.
-TEST(GatedDeltaNetVerify, rejectedDraftsLeaveNoTrace) {
-  for (const std::int32_t kept : {1, 2}) {
-    Verification one(4), other(4);
-    for (std::int64_t t = kept; t < 3; ++t)
-      for (std::int64_t d = 0; d < Verification::D; ++d) other.x(t, d) += 1;
-    for (Verification* run : {&one, &other}) {
-      run->run();
-      run->accepted(0) = kept;
-      run->x = Verification(5).x;
-    }
-    const auto expected = one.run(), found = other.run();
-    EXPECT_TRUE(same_bits(found, expected));
-    const auto slot = one.table(0, 2);
-    EXPECT_TRUE(same_bits(at(other.state.view(), slot), at(one.state.view(), slot)));
-    EXPECT_TRUE(same_bits(at(other.window.view(), one.table(0, 0)),
-                          at(one.window.view(), one.table(0, 0))));
-  }
-}
 
 // --- Mamba2 ---
 
@@ -232,6 +208,77 @@ TEST(Mamba2MixerDecode, aPaddedRowLeavesNothing) {
   EXPECT_TRUE(same_bits(layer.state, state));
 }
 
+struct MixerVerification : VerifiedRows {
+  static constexpr std::int64_t N = MixerLayer::N;
+
+  explicit MixerVerification(std::uint64_t seed)
+      : layer(seed),
+        A(decay_rates(layer)),
+        x(on_grid<double>(Shape<2>{T, kChannels}, {.seed = seed, .stream = 50})),
+        dt(on_grid<double>(Shape<2>{T, kH}, {.seed = seed, .stream = 51})),
+        z(on_grid<double>(Shape<3>{T, kH, kP}, {.seed = seed, .stream = 53})),
+        window(on_grid<double>(Shape<3>{kSlots, kChannels, C}, {.seed = seed, .stream = 54})),
+        state(on_grid<double>(Shape<4>{kSlots, kH, kP, N}, {.seed = seed, .stream = 55})) {}
+
+  reference::Mamba2MixerDecode<double> inputs() const {
+    return {.x = x,
+            .z = z,
+            .dt = dt,
+            .conv_weight = layer.conv,
+            .A = A,
+            .D = layer.D,
+            .dt_bias = layer.dt_bias,
+            .norm_weight = layer.norm,
+            .conv_bias = layer.bias.view(),
+            .slots = slots()};
+  }
+  Array<double, 3> run() {
+    Array<double, 3> out(z.shape(), 7);
+    reference::mamba2_mixer_verify<double>(inputs(), starts.view(), window.view(), state.view(),
+                                           out.view());
+    return out;
+  }
+  /// The same by the references of the operations that it is made of.
+  Array<double, 3> run_apart() {
+    reference::Mamba2MixerDecode<double> in = inputs();
+    Array<double, 2> mixed(x.shape());
+    reference::causal_conv1d_update<double>({.x = x,
+                                             .weight = layer.conv,
+                                             .bias = layer.bias.view(),
+                                             .query_start_loc = starts.view(),
+                                             .slots = in.slots,
+                                             .activation = reference::Activation::silu},
+                                            window.view(), mixed.view());
+    const auto heads = [&](std::int64_t first, std::int64_t count, std::int64_t width) {
+      return make_view<const double>(mixed.data() + first, Shape<3>{T, count, width},
+                                     Shape<3>{kChannels, width, 1});
+    };
+    Array<double, 3> y(z.shape()), out(z.shape(), 0);
+    reference::selective_state_update<double>(
+        {.x = heads(0, kH, kP),
+         .dt = repeat(in.dt, kP),
+         .A = repeat(repeat(in.A, kP), N),
+         .B = heads(kInner, kG, N),
+         .C = heads(kInner + kG * N, kG, N),
+         .D = repeat(in.D, kP),
+         .dt_bias = repeat(in.dt_bias, kP),
+         .dt_softplus = true,
+         .rows = {.tokens = T, .query_start_loc = starts.view(), .slots = in.slots}},
+        state.view(), y.view());
+    in.slots = {};
+    reference::mixer_norm<double>(in, y, T, reference::GateOrder::before_norm,
+                                  reference::Gate::silu, kG, out.view());
+    for (std::int64_t t = kTokens; t < T; ++t) fill(at(out.view(), t), 0.0);
+    return out;
+  }
+
+  MixerLayer layer;
+  Array<double, 1> A;
+  Array<double, 2> x, dt;
+  Array<double, 3> z, window;
+  Array<double, 4> state;
+};
+
 // --- Both ---
 
 /// Projections, decode and output projection are the layer's own step, with the same states.
@@ -248,6 +295,42 @@ void expect_parts_are_the_layer() {
       EXPECT_TRUE(same_bits(parts.conv_state, whole.conv_state));
       EXPECT_TRUE(same_bits(parts.state, whole.state));
     }
+  }
+}
+
+template <class Verification>
+class LayerVerify : public ::testing::Test {};
+using Verifications = ::testing::Types<NetVerification, MixerVerification>;
+TYPED_TEST_SUITE(LayerVerify, Verifications);
+
+// Decoding token by token is the convolution, the update and the norm of all tokens, with a table.
+TYPED_TEST(LayerVerify, isTheOperationsThatItIsMadeOf) {
+  for (const std::uint64_t seed : {1, 2, 3}) {
+    TypeParam whole(seed), apart(seed);
+    EXPECT_TRUE(same_bits(whole.run(), apart.run_apart()));
+    EXPECT_TRUE(same_bits(whole.window, apart.window));
+    EXPECT_TRUE(same_bits(whole.state, apart.state));
+  }
+}
+
+// Rejected drafts leave no trace: whatever they were, the next verification from an accepted token
+// gives the same.
+TYPED_TEST(LayerVerify, rejectedDraftsLeaveNoTrace) {
+  for (const std::int32_t kept : {1, 2}) {
+    TypeParam one(4), other(4);
+    for (std::int64_t t = kept; t < 3; ++t)
+      for (std::int64_t d = 0; d < other.x.extent(1); ++d) other.x(t, d) += 1;
+    for (TypeParam* run : {&one, &other}) {
+      run->run();
+      run->accepted(0) = kept;
+      run->x = TypeParam(5).x;
+    }
+    const auto expected = one.run(), found = other.run();
+    EXPECT_TRUE(same_bits(found, expected));
+    const auto slot = one.table(0, 2);
+    EXPECT_TRUE(same_bits(at(other.state.view(), slot), at(one.state.view(), slot)));
+    EXPECT_TRUE(same_bits(at(other.window.view(), one.table(0, 0)),
+                          at(one.window.view(), one.table(0, 0))));
   }
 }
 

@@ -1,0 +1,60 @@
+// Cases of layers' verifications: their rows and windows, and a mistake in the states.
+#pragma once
+
+#include "kernels/judge/operation.hpp"
+#include "reference/recurrent/causal_conv1d.hpp"
+
+namespace lockstep::judging {
+
+constexpr std::int64_t kTaps = 4;
+
+/// Rows of a verification: of every length up to the table's columns, with padding among them.
+inline Batch verified(std::vector<std::int64_t> lengths, std::int64_t columns,
+                      std::vector<std::int64_t> padding_rows = {}) {
+  return {.lengths = std::move(lengths),
+          .behind = 1,
+          .columns = columns,
+          .padding_rows = std::move(padding_rows),
+          .packed = true};
+}
+
+/// Columns of a window: those of a token's history, and those of drafts.
+inline std::int64_t columns_of_windows(const Batch& batch) {
+  return kTaps - 1 + std::max<std::int64_t>(batch.columns, 1) - 1;
+}
+
+/// Writes NaN to what of the windows no row reads: a row's history lies in the slot of its table's
+/// first column, from column accepted - 1 on.
+inline void poison_windows(Tensor& window, const Case& c) {
+  const HostRows rows(c);
+  const std::int64_t slots = window.extents[0], C = window.extents[2];
+  const std::int64_t inner = window.extents[1] * C;
+  std::vector<std::int64_t> first(static_cast<std::size_t>(slots), -1);
+  StateSlots homes = reference::conv_detail::first_slots(rows.slots());
+  for (const CaseToken& token : c.tokens)
+    if (!token.padding)
+      first[static_cast<std::size_t>(source_slot(homes, token.row, slots))] = token.accepted - 1;
+  for (std::int64_t i = 0; i < slots * inner; ++i) {
+    const std::int64_t begin = first[static_cast<std::size_t>(i / inner)], column = i % C;
+    if (begin < 0 || column < begin || column >= begin + kTaps - 1)
+      window.values[static_cast<std::size_t>(i)] = std::numeric_limits<double>::quiet_NaN();
+  }
+}
+
+/// Leaves the state after a row's last token in the slots of those after the others too.
+template <class S>
+void leave_last_states(Array<S, 4>& state, const HostRows& rows, const Case& c) {
+  if (!rows.table) return;
+  const StateSlots named = rows.slots();
+  for (const CaseToken& token : c.tokens) {
+    if (token.padding) continue;
+    const auto target = [&](std::int64_t i) {
+      return target_slot(named, token.row, i, token.row_size, state.extent(0));
+    };
+    const auto last = at(state.view(), target(token.row_size - 1));
+    for_each_element(at(state.view(), target(token.position)),
+                     [&](const auto& i, S& s) { s = last(i[0], i[1], i[2]); });
+  }
+}
+
+}  // namespace lockstep::judging
