@@ -1,12 +1,13 @@
 #include "cache_sim/search/detours.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "cache_sim/draw/draw.hpp"
 #include "cache_sim/search/swarm.hpp"
 
 namespace lockstep::cache_sim {
@@ -32,31 +33,140 @@ bool is_choice(const ConfigOption& option) {
   return !option.number || (option.number->low == 0 && option.number->high == 1);
 }
 
-Operation& operation_in(Step& step) {
-  return std::get<Operation>(step.statement.what);
+Step step_of(Operation operation) {
+  Step step;
+  step.statement.what = std::move(operation);
+  return step;
 }
 
-/// The trace itself, and with each reason to wait.
-std::vector<TraceForm> with_reasons(const TraceForm& trace) {
-  std::vector<TraceForm> forms = {trace};
-  std::vector<Name> seen;
-  for (std::size_t line = 0; line < trace.steps.size(); ++line) {
-    TraceForm late = trace;
-    Operation& admission = operation_in(late.steps[line]);
-    if (admission.verb != Verb::admit) continue;
-    admission.late = true;
-    forms.push_back(late);
-    const Name id = admission.id;
-    if (std::find(seen.begin(), seen.end(), id) != seen.end()) continue;
-    seen.push_back(id);
-    TraceForm crowded = trace;
-    for (Step& step : crowded.steps)
-      if (Operation& other = operation_in(step); other.verb == Verb::admit && other.id == id)
-        other.room = crowded.config.kv_tokens;
-    forms.push_back(crowded);
+/// Changes a trace of operations in ways that a search does not need to know the reason for.
+class Detour {
+ public:
+  Detour(TraceForm& form, const FieldValues& values, Draw& draw)
+      : form_(form), values_(values), draw_(draw) {}
+
+  void change() {
+    if (form_.steps.empty()) return;
+    switch (draw_.below(7)) {
+      case 0: return move();
+      case 1: return insert();
+      case 2: return set_field();
+      case 3: return store_otherwise();
+      case 4: return change_fields();
+      default: form_.steps.erase(place(some_line()));
+    }
   }
-  return forms;
-}
+
+ private:
+  using Index = std::ptrdiff_t;
+
+  Index some_line(std::size_t more = 0) {
+    return static_cast<Index>(draw_.below(form_.steps.size() + more));
+  }
+  Steps::iterator place(Index line) { return form_.steps.begin() + line; }
+  Operation& operation(Index line) { return std::get<Operation>(place(line)->statement.what); }
+
+  void move() {
+    const Index from = some_line();
+    const Step moved = *place(from);
+    form_.steps.erase(place(from));
+    form_.steps.insert(place(some_line(1)), moved);
+  }
+
+  /// A line once more, or one that takes memory away.
+  void insert() {
+    Step step = *place(some_line());
+    if (draw_.chance(1, 2)) {
+      Operation taking{.verb = draw_.chance(1, 2) ? Verb::flush : Verb::evict};
+      if (taking.verb == Verb::evict) taking.kv = draw_.between(1, 4);
+      step = step_of(taking);
+    }
+    form_.steps.insert(place(some_line(1)), step);
+  }
+
+  void set_field() {
+    if (values_.empty()) return;
+    const auto& [field, value] = values_[draw_.below(values_.size())];
+    form_.config.set(field, value);
+  }
+
+  /// An admission gets, or loses, a reason to wait; or tokens become fewer, or those of another
+  /// line.
+  void change_fields() {
+    Operation& changed = operation(some_line());
+    if (changed.verb == Verb::admit && draw_.chance(1, 2)) {
+      if (draw_.chance(1, 2))
+        changed.late = !changed.late;
+      else
+        changed.room = changed.room < 0 ? form_.config.kv_tokens : Operation::kAbsent;
+      return;
+    }
+    const Tokens& others = operation(some_line()).tokens;
+    if (changed.tokens.empty() || others.empty()) return;
+    const auto fewer = static_cast<std::uint32_t>(1 + draw_.below(changed.tokens.size()));
+    changed.tokens = draw_.chance(1, 2) ? others : changed.tokens.prefix(fewer);
+  }
+
+  /// The prefix that a line stores comes without the other lines of its slot or request: by a slot
+  /// of its own, or by a request to which it was transferred.
+  void store_otherwise() {
+    const Index line = some_line();
+    const Operation& storing = operation(line);
+    const bool by_slot = storing.verb == Verb::insert;
+    if (!by_slot && storing.verb != Verb::finish && storing.verb != Verb::checkpoint) return;
+    const Name name = by_slot ? storing.slot : storing.id;
+    Tokens stored = by_slot ? storing.tokens : known_to(name, line);
+    if (!by_slot && stored.size() > 1 && draw_.chance(1, 2))
+      stored = stored.prefix(stored.size() - 1);
+    if (stored.empty() || !name.exists()) return;
+    Steps steps;
+    for (Index i = 0; i < std::ssize(form_.steps); ++i) {
+      const Operation& other = operation(i);
+      if (i == line)
+        draw_.chance(1, 2) ? by_slot_of(name, stored, steps) : by_transfer(name, stored, steps);
+      else if (other.id != name && other.slot != name && other.as != name)
+        steps.push_back(*place(i));
+    }
+    form_.steps = std::move(steps);
+  }
+
+  /// The tokens that a request has been told before this line.
+  Tokens known_to(Name id, Index line) {
+    Tokens known;
+    for (Index i = 0; i < line; ++i)
+      if (const Operation& other = operation(i); other.id == id)
+        known = other.verb == Verb::admit ? other.tokens : known.followed_by(other.tokens);
+    return known;
+  }
+
+  static void by_slot_of(Name name, const Tokens& stored, Steps& steps) {
+    Operation next{.verb = Verb::alloc};
+    next.as = name;
+    steps.push_back(step_of(next));
+    next = Operation{.verb = Verb::advance};
+    next.slot = name;
+    next.tokens = stored;
+    steps.push_back(step_of(next));
+    next.verb = Verb::insert;
+    steps.push_back(step_of(next));
+    steps.back().of_slot = true;
+  }
+
+  static void by_transfer(Name name, const Tokens& stored, Steps& steps) {
+    Operation next{.verb = Verb::admit};
+    next.id = name;
+    next.tokens = stored.followed_by(Tokens::of_values({stored.values().back() + 1}));
+    next.external = stored.size();
+    steps.push_back(step_of(next));
+    next = Operation{.verb = Verb::finish};
+    next.id = name;
+    steps.push_back(step_of(next));
+  }
+
+  TraceForm& form_;
+  const FieldValues& values_;
+  Draw& draw_;
+};
 
 }  // namespace
 
@@ -80,17 +190,12 @@ FieldValues choices_for(const RunOptions& run) {
   return choices;
 }
 
-std::vector<TraceForm> detours(const TraceForm& trace, const FieldValues& choices) {
-  std::vector<TraceForm> all;
-  if (!is_of_operations(trace.steps)) return all;
-  const std::vector<TraceForm> reasons = with_reasons(trace);
-  all.assign(reasons.begin() + 1, reasons.end());
-  for (const auto& [field, value] : choices) {
-    if (trace.config.find(field) == value) continue;
-    for (TraceForm form : reasons)
-      if (form.config.set(field, value)) all.push_back(std::move(form));
-  }
-  return all;
+TraceForm detour(const TraceForm& trace, const FieldValues& values, Draw& draw) {
+  TraceForm form = trace;
+  if (!is_of_operations(trace.steps)) return form;
+  Detour changes(form, values, draw);
+  for (std::uint64_t left = 1 + draw.below(6); left > 0; --left) changes.change();
+  return form;
 }
 
 }  // namespace lockstep::cache_sim

@@ -1,10 +1,9 @@
-// Changes that make a trace no shorter, after which some of its lines may be superfluous: another
-// way of a config field that is a choice, and another reason for which a request has to wait.
+// Random changes of a trace, of which most make it no shorter, but after which other lines may be
+// superfluous. A walk of many of them leads to traces that leaving out lines does not reach.
 #pragma once
 
-#include <vector>
-
 #include "cache_sim/check/session.hpp"
+#include "cache_sim/draw/draw.hpp"
 #include "cache_sim/search/rewrites.hpp"
 
 namespace lockstep::cache_sim {
@@ -14,9 +13,10 @@ namespace lockstep::cache_sim {
 /// subjects: what it makes of a field is not known.
 FieldValues choices_for(const RunOptions& run);
 
-/// Forms of as many lines: each choice, each reason to wait, and each of both together. A reason is
-/// the passed deadline of an admission, or more room asked for in all admissions of a request than
-/// there is.
-std::vector<TraceForm> detours(const TraceForm& trace, const FieldValues& choices);
+/// The trace after one to six random changes: a line goes, moves or comes; a field gets one of
+/// `values`; an admission gets a reason to wait; tokens are others; or a prefix is stored by a slot
+/// of its own or by a request to which it was transferred. Of a scheduler's requests, the trace as
+/// it is.
+TraceForm detour(const TraceForm& trace, const FieldValues& values, Draw& draw);
 
 }  // namespace lockstep::cache_sim

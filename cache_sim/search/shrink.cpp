@@ -116,6 +116,12 @@ std::optional<Played> play_answered(const Steps& steps, ReplaySession& run) {
 /// KV tokens of a pool that is larger than a trace that can be read.
 constexpr std::int64_t kSmallPool = 1024;
 
+/// A detour is so many legs of so many traces, each with at most so many lines more; there are
+/// fewer legs for a trace of a dozen lines, and none for one of so few.
+constexpr std::size_t kFewLines = 8;
+constexpr int kLegs = 60, kFewLegs = 30, kLegLength = 400;
+constexpr std::size_t kLonger = 4;
+
 class Shrinker {
  public:
   Shrinker(const RunOptions& run, const ShrinkOptions& options) : run_(run), options_(options) {
@@ -173,9 +179,13 @@ class Shrinker {
   /// Takes the candidate if it still shows the finding. It must not be larger.
   bool attempt(const Candidate& candidate) {
     const std::optional<Played> played = play(candidate);
-    if (!played || !played->finding || !is_same_finding(*played->finding, sought_)) return false;
+    if (!played || !shows(*played)) return false;
     adopt(candidate.config, *played);
     return true;
+  }
+
+  bool shows(const Played& played) const {
+    return played.finding && is_same_finding(*played.finding, sought_);
   }
 
   void adopt(const Config& config, const Played& played) {
@@ -230,22 +240,39 @@ class Shrinker {
     return sum;
   }
 
-  /// Takes a form of as many lines of which lines can go.
+  /// Walks from trace to trace, each the one before it with a few random changes and at most a few
+  /// lines longer than the first one, until one has fewer lines. Each leg begins at the first one.
+  /// A child, which takes milliseconds for a trace, goes one leg.
   bool take_detour() {
+    if (best_.steps.size() <= kFewLines || !is_of_operations(best_.steps)) return false;
     const Candidate start = best_;
     const LocatedFinding found = finding_;
-    if (start.steps.size() <= kLongTrace) return false;
+    const FieldValues values = values_on_the_way();
+    const int legs = choices_->empty() ? 1 : start.steps.size() > kLongTrace ? kLegs : kFewLegs;
+    for (int leg = 0; leg < legs; ++leg) {
+      best_ = start;
+      for (int i = 0; i < kLegLength; ++i) {
+        const Candidate form = detour(best_, values, way_);
+        const std::optional<Played> played = play(form);
+        if (!played || !shows(*played) || played->steps.size() > start.steps.size() + kLonger)
+          continue;
+        adopt(form.config, *played);
+        if (best_.steps.size() < start.steps.size()) return true;
+      }
+    }
+    best_ = start;
+    finding_ = found;
+    return false;
+  }
+
+  /// Values that fields may get on a detour. A pool of the default size would make it slow.
+  FieldValues values_on_the_way() {
     if (!choices_) choices_ = choices_for(run_);
     FieldValues values = more_of_all();
-    values.insert(values.end(), choices_->begin(), choices_->end());
-    for (const Candidate& form : detours(start, values)) {
-      if (!attempt(form)) continue;
-      drop_lines(1);
-      if (best_.steps.size() < start.steps.size()) return true;
-      best_ = start;
-      finding_ = found;
-    }
-    return false;
+    for (const FieldValues& more : {*choices_, field_values()})
+      values.insert(values.end(), more.begin(), more.end());
+    std::erase_if(values, [](const auto& value) { return value.first == "kv_tokens"; });
+    return values;
   }
 
   /// Twice as much of what the trace has little of.
@@ -804,6 +831,7 @@ class Shrinker {
   RunOptions run_;
   ShrinkOptions options_;
   std::optional<FieldValues> choices_;
+  Draw way_{1, 1};
   Candidate best_;
   Config first_config_;
   LocatedFinding finding_;

@@ -604,7 +604,7 @@ void SglangPrefixMap::settle_write() {
 
 /// [1.14, 8] Each prefix on the way is used. Those that the host has keep what they have; those
 /// that the device alone has get the KV, unless they are backed up late.
-void SglangPrefixMap::insert_from_storage(const Prefix& anchor, const Prefix& end) {
+bool SglangPrefixMap::insert_from_storage(const Prefix& anchor, const Prefix& end) {
   const std::int64_t staged = end.size() - anchor.size();
   std::int64_t used = 0;
   if (!anchor.empty()) records_.at(anchor).last_access = read_clock();
@@ -638,12 +638,10 @@ void SglangPrefixMap::insert_from_storage(const Prefix& anchor, const Prefix& en
   }
   host_kv_ -= staged - used;
   Record& last = records_.at(end);
-  if (!last.on_host || last.host_state) {
-    --host_states_;
-    return;
-  }
+  if (!last.on_host || last.host_state) return false;
   last.host_state = true;
   if (!last.state.exists()) last.host_use = ++uses_;
+  return true;
 }
 
 bool SglangPrefixMap::is_host_locked(Entry entry) {
@@ -735,7 +733,7 @@ void SglangOracle::give_up(Waiting& waiting) {
 void SglangOracle::finish_fetch(Waiting& waiting) {
   SglangFetch& fetch = storage_.fetches.at(waiting.fetch);
   if (fetch.arrived < fetch.length || !fetch.state_arrived) return give_up(waiting);
-  cached_.insert_from_storage(fetch.anchor, fetch.end());
+  if (!cached_.insert_from_storage(fetch.anchor, fetch.end())) storage_.states_back.push_back(1);
   fetch.has_room = false;  // its slots are the cache's
   give_up(waiting);
 }

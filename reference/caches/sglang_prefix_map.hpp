@@ -160,8 +160,9 @@ class SglangPrefixMap {
     host_states_ += states;
   }
   /// Gives `end` and its prefixes beyond the anchor KV on the host, and `end` a state there, in
-  /// slots that were taken before. What is not used is free again.
-  void insert_from_storage(const Prefix& anchor, const Prefix& end);
+  /// slots that were taken before. KV that is not used is free again; whether the state is used is
+  /// the answer.
+  bool insert_from_storage(const Prefix& anchor, const Prefix& end);
 
   Prefix whole_pages(const Prefix& key) const {
     return key.first(key.size() / options_.page * options_.page);

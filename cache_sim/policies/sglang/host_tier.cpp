@@ -593,7 +593,7 @@ void RadixTree::renew(NodeIndex index) {
 
 /// Puts below its anchor what a prefetch has brought. Nodes that the host has keep their KV; those
 /// that the device alone has get the new KV, but not under write_back. The state goes to the node
-/// at the end where the host has none for it.
+/// at the end where the host has none for it, or waits to be free.
 void RadixTree::insert_on_host(Prefetch& fetched) {
   const std::uint32_t size = fetched.start + fetched.size;
   std::uint32_t depth = fetched.start, known = 0;
@@ -633,7 +633,7 @@ void RadixTree::insert_on_host(Prefetch& fetched) {
   HostNode& end = host_->nodes[at.value];
   if (!is_backed_up(at) || end.state.exists()) {
     LOCKSTEP_MARK("prefetch.state_is_there");
-    host_->states.release(fetched.state);
+    host_->storage->released_states.push_back(fetched.state);
   } else {
     end.state = fetched.state;
     if (!node(at).state.exists()) {  // listed even while it is locked

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <set>
 #include <string>
 
+#include "cache_sim/draw/draw.hpp"
 #include "cache_sim/trace/trace.hpp"
 #include "reference/base/require.hpp"
 
@@ -46,34 +49,52 @@ TEST(Detours, leaveTheFieldsOfAChildAlone) {
   EXPECT_TRUE(choices_for(run_of({"sglang-no-buffer", "exec:python3 server.py"})).empty());
 }
 
-TEST(Detours, giveEachAdmissionEachReasonToWait) {
-  const TraceForm trace = form_of(
-      "config disk=1 host_kv=9 host_states=1\nadmit id=r1 tokens=a4\ncheck\n"
-      "admit id=r1 tokens=a4\nadmit id=r2 tokens=a2\n");
-  const std::vector<TraceForm> forms = detours(trace, {});
-  ASSERT_EQ(forms.size(), 5u) << "three deadlines, and the room of two requests";
-  int late = 0;
-  int asking = 0;
-  for (const TraceForm& form : forms) {
-    EXPECT_EQ(form.steps.size(), trace.steps.size());
-    for (const Step& step : form.steps) {
-      const auto& operation = std::get<Operation>(step.statement.what);
-      late += operation.late ? 1 : 0;
-      asking += operation.room == trace.config.kv_tokens ? 1 : 0;
-    }
+/// Its lines, one after another.
+std::string text_of(const TraceForm& form) {
+  std::string text;
+  for (const Step& step : form.steps)
+    text += std::get<Operation>(step.statement.what).text() + "\n";
+  return text;
+}
+
+// Each kind of change is among many draws, by itself.
+TEST(Detours, changeATraceInEachWay) {
+  const std::string text =
+      "admit id=r1 tokens=a4\nextend id=r1 n=4\nfinish id=r1\nadmit id=r2 tokens=b2\n";
+  const std::string end = "admit id=r2 tokens=b2\n";
+  const TraceForm trace = form_of("config lazy=1 disk=1 host_kv=9 host_states=1\n" + text);
+  std::set<std::string> seen;
+  std::set<std::string> values;
+  for (std::uint64_t number = 1; number <= 4000; ++number) {
+    Draw draw(1, number);
+    const TraceForm form = detour(trace, {{"lazy", "0"}}, draw);
+    seen.insert(text_of(form));
+    values.insert(form.config.text("lazy"));
   }
-  EXPECT_EQ(late, 3);
-  EXPECT_EQ(asking, 3) << "both admissions of r1 ask alike, or the second one is another request";
+  const std::string finished = "admit id=r1 tokens=a4\nextend id=r1 n=4\n";
+  EXPECT_TRUE(seen.contains(finished + end)) << "a line goes";
+  EXPECT_TRUE(seen.contains(finished + end + "finish id=r1\n")) << "a line moves";
+  EXPECT_TRUE(seen.contains(text + end)) << "a line comes once more";
+  EXPECT_TRUE(seen.contains(text + "flush\n"));
+  EXPECT_TRUE(seen.contains(text + "evict kv=2\n"));
+  EXPECT_TRUE(seen.contains(finished + "finish id=r1\nadmit id=r2 late=1 tokens=b2\n"));
+  EXPECT_TRUE(seen.contains(finished + "finish id=r1\nadmit id=r2 room=131072 tokens=b2\n"));
+  EXPECT_TRUE(seen.contains(finished + "finish id=r1\nadmit id=r2 tokens=b1\n"));
+  EXPECT_TRUE(seen.contains(finished + "finish id=r1\nadmit id=r2 tokens=a4\n"));
+  EXPECT_TRUE(
+      seen.contains("alloc as=r1\nadvance slot=r1 tokens=a4\ninsert slot=r1 tokens=a4\n" + end));
+  EXPECT_TRUE(seen.contains("admit external=4 id=r1 tokens=a5\nfinish id=r1\n" + end));
+  EXPECT_EQ(values, (std::set<std::string>{"0", "1"}));
 }
 
-TEST(Detours, giveEachReasonEachChoice) {
-  const TraceForm trace = form_of("config lazy=1\nadmit id=r1 tokens=a4\n");
-  const std::vector<TraceForm> forms = detours(trace, {{"lazy", "0"}, {"lazy", "1"}});
-  EXPECT_EQ(forms.size(), 2u + 3u) << "what the trace has already is no other choice";
-}
-
-TEST(Detours, haveNoneForRequestsOfAScheduler) {
-  EXPECT_TRUE(detours(form_of("request id=r1 tokens=a4 output=1\nrun\n"), {{"lazy", "1"}}).empty());
+TEST(Detours, leaveRequestsOfASchedulerAsTheyAre) {
+  const TraceForm trace = form_of("request id=r1 tokens=a4 output=1\nrun\n");
+  for (std::uint64_t number = 1; number <= 100; ++number) {
+    Draw draw(1, number);
+    const TraceForm form = detour(trace, {{"lazy", "1"}}, draw);
+    EXPECT_EQ(form.steps.size(), 2u);
+    EXPECT_EQ(form.config.text("lazy"), "0");
+  }
 }
 
 }  // namespace

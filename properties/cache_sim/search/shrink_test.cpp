@@ -62,7 +62,7 @@ TEST(ShrinkFurther, aSlotForARequest) {
                  "insert slot=s10 tokens=a4\nland tier=host\nsettle\nland tier=disk\nsettle\n"
                  "evict kv=1\nevict kv=1 tier=host\nadmit id=r8 tokens=a5\nfinish id=r7\nsettle\n"
                  "land from=disk tier=host\nland from=disk tier=host\nsettle\n",
-                 12});
+                 11});
 }
 
 TEST(ShrinkFurther, linesAndTheFieldThatAskedForThem) {
@@ -76,7 +76,7 @@ TEST(ShrinkFurther, linesAndTheFieldThatAskedForThem) {
                      "flush\nalloc as=s2\nadvance slot=s2 tokens=a1\ninsert slot=s2 tokens=a1\n"
                      "land tier=host\nsettle\nfail rank=1 tier=disk\nflush\nadmit id=r3 tokens=a2\n"
                      "settle\n",
-                 9});
+                 8});
 }
 
 TEST(ShrinkFurther, anotherChoiceAndAnotherReasonToWait) {
@@ -86,7 +86,7 @@ TEST(ShrinkFurther, anotherChoiceAndAnotherReasonToWait) {
                      "land tier=host\nland tier=host\nsettle\nland tier=disk\nland tier=disk\n"
                      "admit id=r1 tokens=a4\nsettle\nevict kv=1\nevict kv=1 tier=host\n"
                      "admit id=r1 tokens=a4\nflush\n",
-                 10});
+                 8});
 }
 
 TEST(ShrinkFurther, numbersOfAList) {
