@@ -400,8 +400,7 @@ void Scheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
     budget_ = 0;
     return;
   }
-  if (phase_ == Phase::admission)
-    budget_ = 0;  // no request is admitted after one that found no room
+  if (running_.back() == number) budget_ = 0;  // nor is it admitted again before others decode
   retract(running_.back(), effects);
 }
 

@@ -122,7 +122,6 @@ void SchedulerOracle::admit() {
   };
   while (has_room() && !queue_.empty()) {
     const RequestNumber number = queue_.begin()->second.front();
-    const Request& request = requests_[number];
     const Reply& reply = ask(admission_of(number));
     if (reply.refused != Refusal::none) {
       if (!running_.empty() && reply.refused != Refusal::too_long) return;
@@ -132,7 +131,6 @@ void SchedulerOracle::admit() {
     }
     enter(number, reply);
     prefill(number);
-    if (request.state == State::waiting) return;  // it found no room, so no later one is admitted
   }
 }
 
@@ -276,8 +274,9 @@ std::uint32_t SchedulerOracle::compute(RequestNumber number, const Operation& ex
     if (running_.size() > 1) {
       const RequestNumber last = running_.back();
       give_way(last);
-      if (last == number) return 0;
-      continue;
+      if (last != number) continue;
+      budget_ = 0;  // it is not admitted again before the others had their turn
+      return 0;
     }
     if (under_way_.empty())
       drop(number);

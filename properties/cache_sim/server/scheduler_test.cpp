@@ -159,6 +159,20 @@ TEST(Scheduler, aRefusedFirstChunkSendsItsOwnRequestBack) {
   EXPECT_EQ(server.step(), "admit:b extend:b:3 admit:c extend:c:1 step:b:c |finish:b finish:c");
 }
 
+// Admitted again at once it would compute its first chunk again, and nobody else would ever decode.
+TEST(Scheduler, aRefusedLaterChunkLetsTheOthersDecodeFirst) {
+  Server server({.chunked_prefill = 2});
+  server.arrive("a", 2, 3);
+  server.step();
+  server.arrive("b", 4, 1);
+  EXPECT_EQ(server.step(), "admit:b extend:b:2 step:b |checkpoint:b");
+  server.answer = [](const Operation& asked) {
+    return asked.verb == Verb::extend && asked.id.text() == "b" ? Reply::refusal(Refusal::no_kv)
+                                                                : Reply{};
+  };
+  EXPECT_EQ(server.step(), "extend:b:2 preempt:b extend:a:1 step:a |");
+}
+
 TEST(Scheduler, loneRequestTooLargeIsRefusedAtOnce) {
   for (const Verb refused : {Verb::admit, Verb::extend}) {
     Server server({});
