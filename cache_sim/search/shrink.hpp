@@ -3,7 +3,7 @@
 // steps that need knowledge of caches: merging equal prompts, shortening them, renumbering,
 // lowering pools, dropping features; all of it again until nothing gets smaller. What is then still
 // longer than a few lines is written in other ways (cache_sim/search/rewrites.hpp), and what is
-// longer than a dozen is changed at random until lines can go (cache_sim/search/detours.hpp).
+// longer than eight is changed at random until lines can go (cache_sim/search/detours.hpp).
 //
 // Lines depend on each other: after a shorter `admit`, an `extend` has another number of tokens
 // left. So every candidate is played through cache_sim/search/operation_player.hpp, which adapts
