@@ -33,12 +33,6 @@ bool is_choice(const ConfigOption& option) {
   return !option.number || (option.number->low == 0 && option.number->high == 1);
 }
 
-Step step_of(Operation operation) {
-  Step step;
-  step.statement.what = std::move(operation);
-  return step;
-}
-
 /// Changes a trace of operations in ways that a search does not need to know the reason for.
 class Detour {
  public:

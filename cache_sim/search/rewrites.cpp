@@ -17,12 +17,6 @@ const Operation* operation_in(const Step& step) {
   return std::get_if<Operation>(&step.statement.what);
 }
 
-Step step_of(Operation operation) {
-  Step step;
-  step.statement.what = std::move(operation);
-  return step;
-}
-
 class Rewrites {
  public:
   Rewrites(const TraceForm& trace, const TakesForm& takes)
@@ -174,6 +168,12 @@ class Rewrites {
 };
 
 }  // namespace
+
+Step step_of(Operation operation) {
+  Step step;
+  step.statement.what = std::move(operation);
+  return step;
+}
 
 bool is_of_operations(const Steps& steps) {
   return std::all_of(steps.begin(), steps.end(), [](const Step& step) {

@@ -20,6 +20,9 @@ struct TraceForm {
   Steps steps;
 };
 
+/// A line of the operation, about whose answer nothing is said.
+Step step_of(Operation operation);
+
 /// Whether nothing but operations is in the trace, and nothing is said about their answers.
 bool is_of_operations(const Steps& steps);
 
