@@ -227,17 +227,7 @@ void run_inside(Host<S>& host, const Case& c, std::string_view mistake, Array<S,
   const std::int64_t T = host.x.extent(0), D = host.x.extent(1);
   const std::int64_t HV = host.state.extent(1), V = host.state.extent(2), K = host.state.extent(3);
   const std::int64_t keys = host.keys(), H = keys / K;
-  Array<std::int32_t, 1> ones(Shape<1>{row_count(host.rows.query_start_loc(), T)}, 1);
-  reference::CausalConv1dInputs<S> conv{.x = in.x,
-                                        .weight = in.conv_weight,
-                                        .bias = in.conv_bias,
-                                        .query_start_loc = host.rows.query_start_loc(),
-                                        .slots = in.slots,
-                                        .activation = reference::Activation::silu};
-  if (mistake == "window-at-0" && host.rows.accepted)
-    conv.slots.num_accepted = std::as_const(ones).view();
-  Array<S, 2> mixed(Shape<2>{T, D});
-  reference::causal_conv1d_update<S>(conv, host.window.view(), mixed.view());
+  const Array<S, 2> mixed = convolved<S>(in, host.rows, mistake, host.window);
   const auto heads = [&](std::int64_t first, std::int64_t count, std::int64_t width) {
     return make_view<const S>(mixed.data() + first, Shape<3>{T, count, width},
                               Shape<3>{D, width, 1});
@@ -253,7 +243,7 @@ void run_inside(Host<S>& host, const Case& c, std::string_view mistake, Array<S,
       .g = gates.g,
       .beta = gates.beta,
       .use_qk_l2norm = mistake != "no-l2norm",
-      .rows = {.tokens = T, .query_start_loc = conv.query_start_loc, .slots = in.slots}};
+      .rows = {.tokens = T, .query_start_loc = host.rows.query_start_loc(), .slots = in.slots}};
   if (mistake == "no-scale") rule.scale = S{1};
   Array<S, 3> o(out.shape());
   reference::gated_delta_rule_update<S>(rule, host.state.view(), o.view());

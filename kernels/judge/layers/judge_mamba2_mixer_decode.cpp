@@ -244,17 +244,7 @@ void run_inside(Host<S>& host, const Case& c, std::string_view mistake, Array<S,
   const std::int64_t T = host.x.extent(0), channels = host.x.extent(1);
   const std::int64_t H = host.state.extent(1), P = host.state.extent(2), N = host.state.extent(3);
   const std::int64_t inner = H * P, G = (channels - inner) / (2 * N);
-  Array<std::int32_t, 1> ones(Shape<1>{row_count(host.rows.query_start_loc(), T)}, 1);
-  reference::CausalConv1dInputs<S> conv{.x = in.x,
-                                        .weight = in.conv_weight,
-                                        .bias = in.conv_bias,
-                                        .query_start_loc = host.rows.query_start_loc(),
-                                        .slots = in.slots,
-                                        .activation = reference::Activation::silu};
-  if (mistake == "window-at-0" && host.rows.accepted)
-    conv.slots.num_accepted = std::as_const(ones).view();
-  Array<S, 2> mixed(Shape<2>{T, channels});
-  reference::causal_conv1d_update<S>(conv, host.window.view(), mixed.view());
+  const Array<S, 2> mixed = convolved<S>(in, host.rows, mistake, host.window);
   const auto heads = [&](std::int64_t first, std::int64_t count, std::int64_t width) {
     return make_view<const S>(mixed.data() + first, Shape<3>{T, count, width},
                               Shape<3>{channels, width, 1});
@@ -269,7 +259,7 @@ void run_inside(Host<S>& host, const Case& c, std::string_view mistake, Array<S,
        .D = repeat(in.D, P),
        .dt_bias = repeat(in.dt_bias, P),
        .dt_softplus = true,
-       .rows = {.tokens = T, .query_start_loc = conv.query_start_loc, .slots = in.slots}},
+       .rows = {.tokens = T, .query_start_loc = host.rows.query_start_loc(), .slots = in.slots}},
       host.state.view(), y.view());
   in.slots = {};  // padding is zeroed here
   reference::mixer_norm<S>(

@@ -57,4 +57,24 @@ void leave_last_states(Array<S, 4>& state, const HostRows& rows, const Case& c) 
   }
 }
 
+/// The layer's convolution alone, [T, channels]; the mistake `window-at-0` reads each window from
+/// its first column on.
+template <class S, class Layer>
+Array<S, 2> convolved(const Layer& in, const HostRows& rows, std::string_view mistake,
+                      Array<S, 3>& window) {
+  const std::int64_t T = in.x.extent(0);
+  Array<std::int32_t, 1> ones(Shape<1>{row_count(rows.query_start_loc(), T)}, 1);
+  reference::CausalConv1dInputs<S> conv{.x = in.x,
+                                        .weight = in.conv_weight,
+                                        .bias = in.conv_bias,
+                                        .query_start_loc = rows.query_start_loc(),
+                                        .slots = in.slots,
+                                        .activation = reference::Activation::silu};
+  if (mistake == "window-at-0" && rows.accepted)
+    conv.slots.num_accepted = std::as_const(ones).view();
+  Array<S, 2> mixed(Shape<2>{T, in.x.extent(1)});
+  reference::causal_conv1d_update<S>(conv, window.view(), mixed.view());
+  return mixed;
+}
+
 }  // namespace lockstep::judging
