@@ -450,7 +450,6 @@ void LabelState::land_copy(const TierCopy& copy) {
       }
     return;
   }
-  const auto arrive = [](Use& use) { use = static_cast<Use>(use & ~kAwaited); };
   for (const auto& [source, target] : copy.states)
     if (state_exists(target)) arrive(states_[target.value].use);
   for (const KvRun& run : copy.kv_targets)
@@ -467,7 +466,6 @@ void LabelState::land_copy(const TierCopy& copy) {
 void LabelState::fail_copy(const TierCopy& copy) {
   --flying_;
   release_sources(copy);
-  const auto arrive = [](Use& use) { use = static_cast<Use>(use & ~kAwaited); };
   for (const auto& [source, target] : copy.states) {
     if (!state_exists(target)) continue;
     if (copy.slices > 1)
@@ -519,7 +517,7 @@ void LabelState::end_slice(StateSlot target, std::uint32_t slices) {
   const AwaitedState awaited = std::move(found->second);
   in_slices_.erase(found);
   StateCell& cell = states_[target.value];
-  cell.use = static_cast<Use>(cell.use & ~kAwaited);
+  arrive(cell.use);
   const std::vector<Label>& recurrent = awaited.recurrent;
   if (recurrent.size() == slices &&
       std::equal(recurrent.begin() + 1, recurrent.end(), recurrent.begin()))
@@ -534,7 +532,7 @@ void LabelState::end_kv_slice(std::uint32_t target, std::uint32_t slices) {
   if (found == kv_in_slices_.end() || --found->second.left != 0) return;
   const std::vector<std::uint64_t> landed = std::move(found->second.landed);
   kv_in_slices_.erase(found);
-  kv_use_[target] = static_cast<Use>(kv_use_[target] & ~kAwaited);
+  arrive(kv_use_[target]);
   const bool is_one =
       landed.size() == slices && std::equal(landed.begin() + 1, landed.end(), landed.begin());
   kv_fingerprint_[target] = is_one ? landed.front() : 0;

@@ -133,6 +133,8 @@ class LabelState final : public LayerState {
   // copy in flight that reads it kRead more.
   using Use = std::uint8_t;
   static constexpr Use kInUse = 1, kAwaited = 2, kRead = 4;
+  /// The slot's copy has ended.
+  static void arrive(Use& use) { use = static_cast<Use>(use & ~kAwaited); }
   enum class Access : std::uint8_t { read, write, both };
   struct StateCell {
     std::array<Label, 2> labels;  // by StatePart

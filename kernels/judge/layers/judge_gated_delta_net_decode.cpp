@@ -130,65 +130,26 @@ const std::vector<Mistake> kMistakes{
 };
 
 template <class S>
-struct Host {
+struct Host : LayerHost<S> {
   Host(const Case& c, std::string_view mistake)
-      : rows(c),
-        x(array_of<S, 2>(c, "x")),
+      : LayerHost<S>(c, mistake, S(1e-6)),
         a(array_of<S, 2>(c, "a")),
         b(array_of<S, 2>(c, "b")),
-        weight(array_of<S, 2>(c, "conv_weight")),
-        z(array_of<S, 3>(c, "z")),
-        window(array_of<S, 3>(c, "conv_state")),
-        state(array_of<S, 4>(c, "state")),
-        A_log(array_of<S, 1>(c, "A_log")),
-        dt_bias(array_of<S, 1>(c, "dt_bias")),
-        norm_weight(array_of<S, 1>(c, "norm_weight")),
-        bias(maybe_array_of<S, 1>(c, "conv_bias")),
-        eps(static_cast<S>(c.number("eps").value_or(1e-6))) {
-    change_slots(rows, mistake, x.extent(0));
-    const auto fill_with = [](auto& array, S value) {
-      std::fill(array.begin(), array.end(), value);
-    };
-    if (mistake == "no-conv-bias") bias.reset();
-    if (mistake == "reversed-taps")
-      for (std::int64_t d = 0; d < weight.extent(0); ++d)
-        std::reverse(&weight(d, 0), &weight(d, 0) + weight.extent(1));
-    if (mistake == "no-dt-bias") fill_with(dt_bias, S{0});
-    if (mistake == "no-decay") fill_with(A_log, S(-1000));
-    if (mistake == "no-z") fill_with(z, S(1.2784645427610738));  // silu is 1 there
-    if (mistake == "no-norm-weight") fill_with(norm_weight, S{1});
-    if (mistake == "no-eps") eps = S(1e-6);
-    if (mistake == "from-zero")
-      for (S& s : state)
-        if (!std::isnan(s)) s = S{0};
+        A_log(array_of<S, 1>(c, "A_log")) {
+    if (mistake == "no-decay") fill(A_log.view(), S(-1000));
   }
 
-  std::int64_t keys() const { return (x.extent(1) - state.extent(1) * state.extent(2)) / 2; }
+  std::int64_t keys() const {
+    return (this->x.extent(1) - this->state.extent(1) * this->state.extent(2)) / 2;
+  }
 
   reference::GatedDeltaNetDecode<S> inputs(const Case& c, bool rounded) const {
-    reference::GatedDeltaNetDecode<S> in{.x = x,
-                                         .z = z,
-                                         .a = a,
-                                         .b = b,
-                                         .conv_weight = weight,
-                                         .A_log = A_log,
-                                         .dt_bias = dt_bias,
-                                         .norm_weight = norm_weight,
-                                         .slots = rows.slots(),
-                                         .eps = eps,
-                                         .storage = storage_of(c, "state", rounded)};
-    if (bias) in.conv_bias = bias->view();
-    if (rounded) in.window = storage_of(c, "conv_state", rounded).state;
-    return in;
+    return this->with_inputs(reference::GatedDeltaNetDecode<S>{.a = a, .b = b, .A_log = A_log}, c,
+                             rounded);
   }
 
-  HostRows rows;
-  Array<S, 2> x, a, b, weight;
-  Array<S, 3> z, window;
-  Array<S, 4> state;
-  Array<S, 1> A_log, dt_bias, norm_weight;
-  std::optional<Array<S, 1>> bias;
-  S eps;
+  Array<S, 2> a, b;
+  Array<S, 1> A_log;
 };
 
 /// Mistakes inside of the layer, which is then run as convolution, rule and norm.
@@ -278,9 +239,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded_stores) {
   else
     reference::gated_delta_net_decode<S>(in, host.window.view(), host.state.view(), out.view());
   change_results(host, c, mistake, before);
-  return {{"out", as_values(out)},
-          {"conv_state", as_values(host.window)},
-          {"state", as_values(host.state)}};
+  return host.answer(out);
 }
 
 const JudgedKernel kOperation{

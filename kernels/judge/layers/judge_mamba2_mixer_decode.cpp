@@ -147,86 +147,45 @@ const std::vector<Mistake> kMistakes{
 };
 
 template <class S>
-struct Host {
+struct Host : LayerHost<S> {
   Host(const Case& c, std::string_view mistake)
-      : rows(c),
-        x(array_of<S, 2>(c, "x")),
+      : LayerHost<S>(c, mistake, S(1e-5)),
         dt(array_of<S, 2>(c, "dt")),
-        weight(array_of<S, 2>(c, "conv_weight")),
-        z(array_of<S, 3>(c, "z")),
-        window(array_of<S, 3>(c, "conv_state")),
-        state(array_of<S, 4>(c, "state")),
         A(array_of<S, 1>(c, "A")),
-        D(array_of<S, 1>(c, "D")),
-        dt_bias(array_of<S, 1>(c, "dt_bias")),
-        norm_weight(array_of<S, 1>(c, "norm_weight")),
-        bias(maybe_array_of<S, 1>(c, "conv_bias")),
-        eps(static_cast<S>(c.number("eps").value_or(1e-5))) {
-    change_slots(rows, mistake, x.extent(0));
-    change_convolution(mistake);
-    const auto fill_with = [](auto& array, S value) {
-      std::fill(array.begin(), array.end(), value);
-    };
-    if (mistake == "no-dt-bias") fill_with(dt_bias, S{0});
-    if (mistake == "no-D") fill_with(D, S{0});
-    if (mistake == "no-decay") fill_with(A, S{0});
-    if (mistake == "no-z") fill_with(z, S(1.2784645427610738));  // silu is 1 there
-    if (mistake == "no-norm-weight") fill_with(norm_weight, S{1});
-    if (mistake == "no-eps") eps = S(1e-5);
+        D(array_of<S, 1>(c, "D")) {
+    if (mistake == "swapped-BC") swap_vectors();
+    if (mistake == "no-D") fill(D.view(), S{0});
     for (S& a : A) {
+      if (mistake == "no-decay") a = S{0};
       if (mistake == "log-A") a = -std::exp(a);
       if (mistake == "grow") a = -a;
     }
-    if (mistake == "from-zero")
-      for (S& s : state)
-        if (!std::isnan(s)) s = S{0};
   }
 
-  void change_convolution(std::string_view mistake) {
-    if (mistake == "no-conv-bias") bias.reset();
-    if (mistake == "reversed-taps")
-      for (std::int64_t d = 0; d < weight.extent(0); ++d)
-        std::reverse(&weight(d, 0), &weight(d, 0) + weight.extent(1));
-    if (mistake != "swapped-BC") return;
-    const std::int64_t inner = norm_weight.extent(0), width = (x.extent(1) - inner) / 2;
+  void swap_vectors() {
+    const std::int64_t inner = this->norm_weight.extent(0);
+    const std::int64_t width = (this->x.extent(1) - inner) / 2;
     for (std::int64_t i = inner; i < inner + width; ++i) {
-      for (std::int64_t t = 0; t < x.extent(0); ++t) std::swap(x(t, i), x(t, i + width));
-      for (std::int64_t k = 0; k < weight.extent(1); ++k)
-        std::swap(weight(i, k), weight(i + width, k));
-      if (bias) std::swap((*bias)(i), (*bias)(i + width));
+      for (std::int64_t t = 0; t < this->x.extent(0); ++t)
+        std::swap(this->x(t, i), this->x(t, i + width));
+      for (std::int64_t k = 0; k < this->weight.extent(1); ++k)
+        std::swap(this->weight(i, k), this->weight(i + width, k));
+      if (this->bias) std::swap((*this->bias)(i), (*this->bias)(i + width));
       swap_windows(i, i + width);
     }
   }
   void swap_windows(std::int64_t a, std::int64_t b) {
-    for (std::int64_t slot = 0; slot < window.extent(0); ++slot)
-      for (std::int64_t k = 0; k < window.extent(2); ++k)
-        std::swap(window(slot, a, k), window(slot, b, k));
+    for (std::int64_t slot = 0; slot < this->window.extent(0); ++slot)
+      for (std::int64_t k = 0; k < this->window.extent(2); ++k)
+        std::swap(this->window(slot, a, k), this->window(slot, b, k));
   }
 
   reference::Mamba2MixerDecode<S> inputs(const Case& c, bool rounded) const {
-    reference::Mamba2MixerDecode<S> in{.x = x,
-                                       .z = z,
-                                       .dt = dt,
-                                       .conv_weight = weight,
-                                       .A = A,
-                                       .D = D,
-                                       .dt_bias = dt_bias,
-                                       .norm_weight = norm_weight,
-                                       .slots = rows.slots(),
-                                       .eps = eps,
-                                       .storage = storage_of(c, "state", rounded)};
-    if (bias) in.conv_bias = bias->view();
-    if (rounded) in.window = storage_of(c, "conv_state", rounded).state;
-    return in;
+    return this->with_inputs(reference::Mamba2MixerDecode<S>{.dt = dt, .A = A, .D = D}, c, rounded);
   }
 
-  HostRows rows;
-  Array<S, 2> x, dt, weight;
-  Array<S, 3> z, window;
-  Array<S, 4> state;
-  Array<S, 1> A, D, dt_bias, norm_weight;
-  std::optional<Array<S, 1>> bias;
-  S eps;
+  Array<S, 2> dt;
+  Array<S, 1> A, D;
 };
 
 /// Mistakes inside of the layer, which is then run as convolution, update and norm.
@@ -306,9 +265,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded_stores) {
   else
     reference::mamba2_mixer_decode<S>(in, host.window.view(), host.state.view(), out.view());
   change_results(host, c, mistake, before);
-  return {{"out", as_values(out)},
-          {"conv_state", as_values(host.window)},
-          {"state", as_values(host.state)}};
+  return host.answer(out);
 }
 
 const JudgedKernel kOperation{

@@ -57,6 +57,64 @@ void leave_last_states(Array<S, 4>& state, const HostRows& rows, const Case& c) 
   }
 }
 
+/// Inputs of a step between a layer's projections, with the mistakes that all such layers know.
+template <class S>
+struct LayerHost {
+  LayerHost(const Case& c, std::string_view mistake, S usual_eps)
+      : rows(c),
+        x(array_of<S, 2>(c, "x")),
+        weight(array_of<S, 2>(c, "conv_weight")),
+        z(array_of<S, 3>(c, "z")),
+        window(array_of<S, 3>(c, "conv_state")),
+        state(array_of<S, 4>(c, "state")),
+        dt_bias(array_of<S, 1>(c, "dt_bias")),
+        norm_weight(array_of<S, 1>(c, "norm_weight")),
+        bias(maybe_array_of<S, 1>(c, "conv_bias")),
+        eps(static_cast<S>(c.number("eps").value_or(static_cast<double>(usual_eps)))) {
+    change_slots(rows, mistake, x.extent(0));
+    if (mistake == "no-conv-bias") bias.reset();
+    if (mistake == "reversed-taps")
+      for (std::int64_t d = 0; d < weight.extent(0); ++d)
+        std::reverse(&weight(d, 0), &weight(d, 0) + weight.extent(1));
+    if (mistake == "no-dt-bias") fill(dt_bias.view(), S{0});
+    if (mistake == "no-z") fill(z.view(), S(1.2784645427610738));  // silu is 1 there
+    if (mistake == "no-norm-weight") fill(norm_weight.view(), S{1});
+    if (mistake == "no-eps") eps = usual_eps;
+    if (mistake == "from-zero")
+      for (S& s : state)
+        if (!std::isnan(s)) s = S{0};
+  }
+
+  /// Fills in what every such layer takes; `rounded`: states and windows as the tensors store them.
+  template <class Layer>
+  Layer with_inputs(Layer in, const Case& c, bool rounded) const {
+    in.x = x;
+    in.z = z;
+    in.conv_weight = weight;
+    in.dt_bias = dt_bias;
+    in.norm_weight = norm_weight;
+    in.slots = rows.slots();
+    in.eps = eps;
+    in.storage = storage_of(c, "state", rounded);
+    if (bias) in.conv_bias = bias->view();
+    if (rounded) in.window = storage_of(c, "conv_state", rounded).state;
+    return in;
+  }
+
+  Answer answer(const Array<S, 3>& out) const {
+    return {
+        {"out", as_values(out)}, {"conv_state", as_values(window)}, {"state", as_values(state)}};
+  }
+
+  HostRows rows;
+  Array<S, 2> x, weight;
+  Array<S, 3> z, window;
+  Array<S, 4> state;
+  Array<S, 1> dt_bias, norm_weight;
+  std::optional<Array<S, 1>> bias;
+  S eps;
+};
+
 /// The layer's convolution alone, [T, channels]; the mistake `window-at-0` reads each window from
 /// its first column on.
 template <class S, class Layer>
