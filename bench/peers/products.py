@@ -5,8 +5,8 @@
 
 Ratios are our time over the peer's: over the fastest peer that promises that a row's bits do not depend on the batch, over
 cuBLAS without a workspace, for which rows_bits.py finds it so, and over PyTorch's cuBLAS, for which it is not. `settled` is our
-launch that is told that the weights were written before the one in front began. `least` is the time that the row's bytes take
-at the read rate, or its FLOPs at the matmul rate, over that of cuBLAS without a workspace.
+launch that is told that the weights were written before the one in front began. `copies` and `reads` are the time that the
+row's bytes take at the copy rate and at the read rate, or its FLOPs at the matmul rate if that is longer, over cuBLAS' time.
 """
 import json
 import math
@@ -39,10 +39,10 @@ def row_of(row, chip):
     promises, found, torch = (fastest(row["peers"], text) for text in (PROMISES, FOUND, TORCH))
     cublas = found or torch
     flops = 2 * math.prod(extents_of(row["case"])) / (2 if "e4m3" in row["case"] else 1)  # e4m3 has twice the rate
-    least = max(row["bytes"] / chip["read_gbps"] / 1e3, flops / chip["matmul_tflops"] / 1e6)
+    copies, reads = (max(row["bytes"] / chip[rate] / 1e3, flops / chip["matmul_tflops"] / 1e6) for rate in ("copy_gbps", "read_gbps"))
     return {"case": row["case"], "ours": ours, "promises": promises and ours / promises, "found": found and ours / found,
             "torch": torch and ours / torch, "settled": settled, "settled/promises": settled and promises and settled / promises,
-            "settled/found": settled and found and settled / found, "least": cublas and least / cublas}
+            "settled/found": settled and found and settled / found, "copies": cublas and copies / cublas, "reads": cublas and reads / cublas}
 
 
 def say(rows, name, text, bound, bound_of):
