@@ -108,7 +108,7 @@ constexpr FieldRow kEvict[] = {
     {"state", NumberField{&Operation::state}},
     {.name = "tier", .kind = NameField{&Operation::tier}, .needs = Capability::tiers}};
 constexpr FieldRow kMatch[] = {{"limit", NumberField{&Operation::limit}}, kSalt, kTokens};
-constexpr FieldRow kAlloc[] = {kAs};
+constexpr FieldRow kAlloc[] = {kAs, {"tokens", TokensField{&Operation::tokens}}};
 constexpr FieldRow kAdvance[] = {kSlot, kTokens};
 constexpr FieldRow kFork[] = {kAs, kSlot};
 constexpr FieldRow kCopy[] = {kFrom, {"to", NameField{&Operation::to}, true}};

@@ -82,6 +82,7 @@ struct BlockRules {
   bool unindexes_removed_keys = true;
   // The CPU tier.
   bool look_ups_wait_for_stores = true;
+  bool tier_hits_end_with_states = true;
   bool tier_hits_need_states = true;
   bool loads_pin_chunks = true;
   bool loads_wait_to_land = true;

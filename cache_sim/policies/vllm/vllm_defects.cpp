@@ -194,6 +194,12 @@ const BrokenRule<Rules> kBroken[] = {
     {"vllm-align:loads-without-states",
      "a hit on the CPU tier is as long as attention's, whatever states are there (vLLM #53730)",
      &Rules::tier_hits_need_states, false},
+    {"vllm-align:hits-end-inside-states",
+     "a hit on the CPU tier that attention's chunks end inside a chunk of states takes the state "
+     "of "
+     "that chunk's end (reports/found/vllm_hit_inside_a_state.md)",
+     &Rules::tier_hits_end_with_states, false,
+     "cpu_chunks=4,groups=attention:2,mamba:4,hash_block=1"},
     {"vllm-align:evicts-what-is-read",
      "a chunk that a load in flight reads may be evicted, and another one is stored in its place",
      &Rules::loads_pin_chunks, false},
