@@ -333,9 +333,13 @@ std::string field_text(const Operation& operation, const FieldRow& row, std::siz
 
 /// Whether the operation carries the field, and with more than nothing: external=0 is no transfer.
 bool asks_for(const Operation& operation, const FieldRow& row) {
-  const auto* const number = std::get_if<NumberField>(&row.kind);
-  return number != nullptr ? operation.*number->member > 0
-                           : !field_text(operation, row, kShown).empty();
+  static const Operation kNothing;
+  return std::visit(
+      Overloaded{[&](const NumberField& f) { return operation.*f.member > 0; },
+                 [&](const FlagField& f) { return operation.*f.member != kNothing.*f.member; },
+                 [&](const NameField& f) { return operation.*f.member != kNothing.*f.member; },
+                 [&](const auto& f) { return !(operation.*f.member).empty(); }},
+      row.kind);
 }
 
 const VerbRow* find_verb(std::string_view name) {
