@@ -196,10 +196,9 @@ const BrokenRule<Rules> kBroken[] = {
      &Rules::tier_hits_need_states, false},
     {"vllm-align:hits-end-inside-states",
      "a hit on the CPU tier that attention's chunks end inside a chunk of states takes the state "
-     "of "
-     "that chunk's end (reports/found/vllm_hit_inside_a_state.md)",
+     "of that chunk's end (reports/found/vllm_hit_inside_a_state.md)",
      &Rules::tier_hits_end_with_states, false,
-     "cpu_chunks=4,groups=attention:2,mamba:4,hash_block=1"},
+     "cpu_chunks=10,groups=attention:1,mamba:4,hash_block=1,scheduler=vllm"},
     {"vllm-align:evicts-what-is-read",
      "a chunk that a load in flight reads may be evicted, and another one is stored in its place",
      &Rules::loads_pin_chunks, false},
