@@ -8,7 +8,7 @@ new tensors, or `out`; inputs are never overwritten. Trees of drafts come as ret
 import torch
 
 from . import _conv, _delta_rule, _state_space
-from ._layouts import expect, give, int32, refuse, write_slots
+from ._layouts import expect, flushing_positions, give, int32, refuse, write_slots
 
 PAD_SLOT_ID = -1
 
@@ -220,11 +220,9 @@ def fused_recurrent_linear_replayssm_decode(mixed_qkv, a, b, A_log, dt_bias, sca
     name = "fused_recurrent_linear_replayssm_decode"
     del block_v, num_warps, num_stages, nk
     refuse(name, is_kda=is_kda)
-    last = d_cache.size(2) - 1
-    # The operator writes a state where a position is the last one of a window.
     positions = write_pos
     if force_flush is not None:
-        positions = torch.where(force_flush != 0, last, write_pos)
+        positions = flushing_positions(force_flush, write_pos, d_cache.size(2))
     return _delta_rule.packed_ring_decode(
         name, mixed_qkv, a, b, initial_state, (d_cache, k_cache, g_cache), out, ssm_state_indices,
         write_pos, positions, A_log=A_log, dt_bias=dt_bias, scale=scale,

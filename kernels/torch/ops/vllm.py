@@ -4,10 +4,8 @@ Slot 0 is the null block: a row whose entry is null_block_id (0) or below 0 give
 the states alone. Results are new tensors, or `out`; inputs are never overwritten.
 """
 
-import torch
-
 from . import _conv, _delta_rule, _state_space
-from ._layouts import expect, give, refuse
+from ._layouts import expect, flushing_positions, give, refuse
 
 PAD_SLOT_ID = -1
 NULL_BLOCK_ID = 0
@@ -80,8 +78,7 @@ def selective_state_update_replayssm_output_only(
            max_cache_len)
     rows = x.size(0)
     cursors = write_pos[:rows]
-    # The operator writes a state where a position is the last one of a window.
-    positions = torch.where(is_flush[:rows] != 0, max_cache_len - 1, cursors)
+    positions = flushing_positions(is_flush[:rows], cursors, max_cache_len)
     return give(out, _state_space.ring_update(
         name, state, (x_cache, B_cache, dt_cache), x, dt, A, B, C, cursors, positions, D, z, dt_bias,
         dt_softplus, _slots(state_batch_indices, rows, False), null_block_id))
