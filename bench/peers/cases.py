@@ -166,6 +166,42 @@ def mamba1(B, dtype, D=MAMBA1.D, normed=False):
     return Case("mamba1_decode", name, "mamba1_normed" if normed else "mamba1", B, traffic, sets, reference)
 
 
+def mamba1_prefill(lengths, D=MAMBA1.D, fresh=False):
+    """Prompts through a Mamba1 layer's scan: x, z, dt, out [T, D]; vectors [T, R + 2 N], of which B and C are parts;
+    state [rows + 1, D, N] float32, from which each row continues, or with `fresh` starts at 0. by_channel has what
+    peers take: x, dt, z [D, T] and B, C [N, T], whose tokens are contiguous."""
+    N, R, T, rows = MAMBA1.N, MAMBA1.R, sum(lengths), len(lengths)
+
+    def make():
+        vectors = rand(T, R + 2 * N)
+        s = SimpleNamespace(
+            x=rand(T, D), z=rand(T, D), dt=rand(T, D), B=vectors[:, R:R + N], C=vectors[:, R + N:],
+            A=-torch.rand(D, N, device="cuda") * 4 - 0.5, skip=rand(D, dtype=torch.float32),
+            dt_bias=rand(D, dtype=torch.float32, scale=0.5) - 2, state=big_rand(rows + 1, D, N, dtype=torch.float32),
+            resumes=torch.full((rows,), not fresh, device="cuda"), fresh=fresh)
+        s.by_channel = SimpleNamespace(**{name: getattr(s, name).t().contiguous() for name in ("x", "dt", "z", "B", "C")})
+        return packed_rows(s, lengths)
+
+    def reference(s, count):
+        outs, states = [], []
+        for n in range(count):
+            begin, state = int(s.starts[n]), s.state[int(s.slots[n])].double() * (not fresh)
+            for t in range(begin, begin + lengths[n]):
+                x, z, C = s.x[t].double(), s.z[t].double(), s.C[t].double()
+                d = torch.nn.functional.softplus(s.dt[t].double() + s.dt_bias.double())
+                state = state * torch.exp(d[:, None] * s.A.double()) + (d * x)[:, None] * s.B[t].double()
+                outs.append((state @ C + x * s.skip.double()) * z * torch.sigmoid(z))
+            states.append(state)
+        return torch.stack(outs), torch.stack(states)
+
+    one = make()
+    state_bytes = rows * D * N * 4
+    traffic = 4 * nbytes(one.x) + 4 * T * N + (2 - fresh) * state_bytes + nbytes(one.A, one.skip, one.dt_bias)
+    sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
+    name = f"{lengths_text(lengths)} D={D} N={N}{', from 0' if fresh else ''}"
+    return Case("mamba1_prefill", name, "mamba1_prefill", rows, traffic, sets, reference)
+
+
 def gdn_net(B, dtype, H=GDN.H, HV=GDN.HV, T=1):
     """A gated-delta-net layer's step between its projections, or the verification of T tokens a row: x [B T, D]
     with D = 2 H K + HV V, z, out [B T, HV, V]; a, b [B T, HV]; window [B T + 1, D, T + 2] with channels contiguous;
@@ -892,6 +928,13 @@ SSD_PREFILLS = (
     ((8192,), dict(H=SSU.H // 8, G=1)), ((8192,), dict(every=256)), ((131072,), {}), ((131072,), dict(slow=True)),
 )
 
+# 5,120 channels are Jamba 3B's, 1,024 one of 8 parts of Jamba Mini. Prompts that start at 0 are those that
+# mamba-ssm's kernel takes, which has neither initial states nor rows of several lengths.
+MAMBA1_PREFILLS = (
+    ((2048,), dict(fresh=True)), ((8192,), dict(fresh=True)), ((2048,) * 4, dict(fresh=True)), ((2048,), {}),
+    (MIXED, {}), ((128,) * 32, {}), ((2048,), dict(D=5120, fresh=True)), ((8192,), dict(D=1024, fresh=True)),
+)
+
 # 16 rows, 12,384 tokens. RECORDED has times of a batch with this number and sum, whose single
 # lengths are not known.
 GDN_MIXED = (17, 2048, 512, 100, 1500, 64, 333, 900, 30, 1024, 700, 90, 1800, 240, 1300, 1726)
@@ -1047,6 +1090,9 @@ def all_cases(quick=False):
     for lengths, more in SSD_PREFILLS[:2] if quick else SSD_PREFILLS:
         found.append(("ssd_prefill", ("ssd_prefill", lengths, *more),
                       lambda n=lengths, m=more: ssd_prefill(n, **m)))
+    for lengths, more in MAMBA1_PREFILLS[:2] if quick else MAMBA1_PREFILLS:
+        found.append(("mamba1_prefill", ("mamba1_prefill", lengths, *more.items()),
+                      lambda n=lengths, m=more: mamba1_prefill(n, **m)))
     for lengths, more in GDN_PREFILLS[:2] if quick else GDN_PREFILLS:
         found.append(("gated_delta_rule_prefill", ("gdn_prefill", lengths, *more),
                       lambda n=lengths, m=more: gdn_prefill(n, **m)))

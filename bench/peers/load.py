@@ -112,6 +112,12 @@ def vllm_rms_norm():
     return types.SimpleNamespace(version=version, norm=torch.ops._C.rms_norm)
 
 
+def vllm_scan():
+    """vLLM's scan of Mamba1 in CUDA: operator `scan`, and `version`."""
+    version = load_packed("_C_stable_libtorch.abi3.so")
+    return types.SimpleNamespace(version=version, scan=torch.ops._C.selective_scan_fwd)
+
+
 def vllm_norm():
     """vLLM's gated RMS norm in Triton: function `norm`, and `version`."""
     version = vllm().version
@@ -320,6 +326,15 @@ def mamba_ssm_prefill():
         sys.path.append(str(ROOT))  # ssd_combined imports einops, which is staged there
     ssd = importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
     return types.SimpleNamespace(version=version, ssd=ssd)
+
+
+def mamba_ssm_scan():
+    """mamba-ssm's scan of Mamba1 in CUDA, as stage.sh compiles it: operator `scan`, and `version`."""
+    version, library = staged("mamba_ssm")[1], ROOT / "mamba_kernels" / "selective_scan.so"
+    if not library.exists():
+        raise Absent("its CUDA sources were not compiled when the peers were staged")
+    torch.ops.load_library(str(library))
+    return types.SimpleNamespace(version=version, scan=torch.ops.mamba_ssm.selective_scan_fwd)
 
 
 def flashinfer():

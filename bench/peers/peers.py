@@ -47,7 +47,8 @@ class Loaded:
         left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # for example peers whose tuning takes minutes
         asked = {name for kind in kinds for name in PEERS_OF[kind]}
         for name in ("vllm", "vllm_ring", "vllm_verify", "vllm_norm", "vllm_rms_norm", "sglang_ring", "flashinfer_ring", "vllm_prefill",
-                     "vllm_delta_prefill", "fla", "fla_prefill", "mamba_ssm", "mamba_ssm_prefill", "flashinfer",
+                     "vllm_delta_prefill", "fla", "fla_prefill", "mamba_ssm", "mamba_ssm_prefill", "vllm_scan",
+                     "mamba_ssm_scan", "flashinfer",
                      "flashinfer_prefill", "flashqla", "flashinfer_mla", "flashinfer_ragged", "flashmla",
                      "flashmla_fp8", "flash_attention_3", "vllm_cache", "flashinfer_rope", "vllm_invariant",
                      "cublas_invariant", "deep_gemm"):
@@ -80,6 +81,7 @@ PEERS_OF = {
     "ssu": ("vllm", "mamba_ssm"),
     "mamba1": ("vllm", "mamba_ssm"),
     "mamba1_normed": ("vllm", "vllm_rms_norm"),
+    "mamba1_prefill": ("vllm_scan", "mamba_ssm_scan"),
     "ssu_ring": ("vllm_ring", "flashinfer_ring"),
     "gdn_ring": ("sglang_ring",),
     "gdn": ("fla", "vllm", "flashinfer"),
@@ -107,6 +109,7 @@ NOT_FETCHED = {
     "ssu": [],
     "mamba1": [("FlashInfer", "its selective_state_update takes one A per head")],
     "mamba1_normed": [("mamba-ssm, FlashInfer", "they have no Mamba1 with norms of B and C")],
+    "mamba1_prefill": [("SGLang, FlashInfer", "they have no scan of Mamba1")],
     "ssu_ring": [],
     "gdn_ring": [("vLLM", "0.33.0 has no ring for the delta rule"),
                  ("FlashInfer", "its ring for the delta rule (gated_delta_rule_mtp) is for Blackwell")],
@@ -137,7 +140,7 @@ NOT_FETCHED = {
 def contestants(case, loaded):
     """(contestants, absent) of a case. `absent` lists its peers that cannot run, as {"name",
     "why"}."""
-    makers = {"conv": conv, "ssu": ssu, "mamba1": mamba1, "mamba1_normed": mamba1, "ssu_ring": ssu_ring, "gdn_ring": gdn_ring, "gdn": gdn, "gdn_verify": gdn_verify,
+    makers = {"conv": conv, "ssu": ssu, "mamba1": mamba1, "mamba1_normed": mamba1, "mamba1_prefill": mamba1_prefill, "ssu_ring": ssu_ring, "gdn_ring": gdn_ring, "gdn": gdn, "gdn_verify": gdn_verify,
               "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "gdn_net": gdn_net, "gdn_net_verify": gdn_net, "mixer": mixer, "mixer_verify": mixer, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
               "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
@@ -270,6 +273,44 @@ def mamba1(case, loaded):
         mamba = loaded.modules["mamba_ssm"]
         found.append(Contestant(f"mamba-ssm {mamba.version} Triton",
                                 lambda s: mamba.ssu.selective_state_update(**common(s, s.dt, s.B, s.C)), slot_view))
+    return found
+
+
+def mamba1_prefill(case, loaded):
+    """Packed prompts. The peers take tokens side by side, [D, T], as they stand in by_channel; the transposition before
+    them is not timed. vLLM's kernel writes the outputs to z."""
+    found = []
+    ours = loaded.operator("mamba1_prefill")
+    if ours is not None:
+        found.append(Contestant(OURS, lambda s: ours(
+            s.x, s.dt, s.A, s.B, s.C, s.state, D=s.skip, z=s.z, dt_bias=s.dt_bias, dt_softplus=True,
+            query_start_loc=s.starts, state_indices=s.slots, has_initial_state=s.resumes), prefill_view))
+    if "vllm_scan" in loaded.modules:
+        vllm = loaded.modules["vllm_scan"]
+
+        def scan(s):
+            p = s.by_channel
+            vllm.scan(p.x, p.dt, s.A, p.B[None], p.C[None], s.skip, p.z, s.dt_bias, True, s.starts, s.slots, s.resumes,
+                      s.state, -1, 1024, None, None, None, None, None)
+            return p.z.t()
+
+        found.append(Contestant(f"vLLM {vllm.version} CUDA", scan, prefill_view,
+                                prepare=lambda s: s.by_channel.z.copy_(s.z.t())))
+    lengths = case.sets[0].lengths
+    if "mamba_ssm_scan" in loaded.modules and case.sets[0].fresh and len(set(lengths)) == 1:
+        mamba = loaded.modules["mamba_ssm_scan"]
+        for s in case.sets:  # [rows, D, tokens], and [rows, 1, N, tokens] for B and C
+            s.batch = {name: getattr(s, name).unflatten(0, (-1, lengths[0])).transpose(1, 2).contiguous()
+                       for name in ("x", "dt", "z", "B", "C")}
+
+        def batch(s):
+            p = s.batch
+            _, s.last, out = mamba.scan(p["x"], p["dt"], s.A, p["B"][:, None], p["C"][:, None], s.skip, p["z"], s.dt_bias,
+                                        True)
+            return out
+
+        found.append(Contestant(f"mamba-ssm {mamba.version} CUDA", batch, lambda s, result, rows: (
+            result[:rows].transpose(1, 2).flatten(0, 1), s.last[:rows, :, -1, 1::2])))
     return found
 
 

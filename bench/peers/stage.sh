@@ -5,14 +5,14 @@
 #
 # It runs on a machine with a network; the folder is then copied to the machine with the GPU. All
 # peers come as wheels from the package index, except mamba-ssm, whose source distribution builds
-# CUDA: its Triton files come from its repository (MAMBA_REPOSITORY names another place to clone
+# CUDA: its files come from its repository (MAMBA_REPOSITORY names another place to clone
 # from). WHEELS names a folder that already has some of the wheels.
 #
-# Three kinds of kernels are compiled, and all are kept in flashinfer_kernels/ and
-# flashqla_kernels/:
+# Three kinds of kernels are compiled, and all are kept in flashinfer_kernels/, flashqla_kernels/ and
+# mamba_kernels/:
 # - here, by nvcc and compile_kernels.py: FlashInfer's kernels for MLA, its cache and ragged
-#   prompts, its checkpointing_ssu, FlashInfer's decodes of the gated delta rule, and FlashInfer's and
-#   FlashQLA's prefills of it;
+#   prompts, its checkpointing_ssu, FlashInfer's decodes of the gated delta rule, FlashInfer's and
+#   FlashQLA's prefills of it, and mamba-ssm's scan of Mamba1;
 # - on the GPU machine, by its nvcc: FlashInfer's CUDA kernels for selective_state_update, and DeepGEMM's
 #   products, which are not kept;
 # - on the GPU machine, by the CuTe compiler, which DSL=1 packs (60 MB): decodes of the gated delta
@@ -245,6 +245,37 @@ if git clone -q --depth 1 --filter=blob:none --no-checkout \
   version=$(git -C "$clone/mamba" show HEAD:mamba_ssm/__init__.py |
     sed -n 's/^__version__ = "\(.*\)"/\1/p')
   echo "$version ($(git -C "$clone/mamba" rev-parse --short HEAD))" >mamba_ssm/VERSION
+
+  # Its scan of Mamba1 in CUDA, for bfloat16, a float32 A, and B and C of each token alone, without the backward. It
+  # needs PyTorch's headers, of TORCH or of the wheel that ./lockstep test brings.
+  torch=${TORCH:-$root/.lockstep/wheels/torch}
+  mkdir -p mamba_kernels
+  if command -v nvcc >/dev/null && [ -e "$torch/include" ] && [ ! -e mamba_kernels/selective_scan.so ]; then  # takes minutes
+    sources=$clone/selective_scan
+    mkdir "$sources"
+    git -C "$clone/mamba" archive HEAD csrc/selective_scan | tar -x --strip-components=2 -C "$sources"
+    sed -i 's/BOOL_SWITCH(params.is_variable_.,/ALWAYS(/' "$sources/selective_scan_fwd_kernel.cuh"
+    echo '#define ALWAYS(NAME, ...) [&] { constexpr bool NAME = true; return __VA_ARGS__(); }()' >>"$sources/static_switch.h"
+    sed -i '/complex_t>/d' "$sources/selective_scan_fwd_bf16.cu"
+    { sed -n '/^selective_scan_bwd/q;p' "$sources/selective_scan.cpp" | sed '$d' |
+        sed -E 's|#include <torch/python.h>|#include <ATen/ATen.h>\n#include <torch/library.h>\nnamespace torch { using namespace at; }|
+          s/using input_t = (at::Half|float);/using input_t = at::BFloat16;/; s/weight_t = c10::complex<float>;/weight_t = float;/'
+      cat <<'END'
+TORCH_LIBRARY(mamba_ssm, m) {
+  m.def("selective_scan_fwd(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus) -> Tensor[]");
+  m.impl("selective_scan_fwd", c10::DispatchKey::CUDA, TORCH_FN(selective_scan_fwd));
+}
+END
+    } >"$sources/binding.cpp"
+    undefined=()
+    for name in HALF_{OPERATORS,CONVERSIONS} BFLOAT16{_OPERATORS,_CONVERSIONS,2_OPERATORS,2_CONVERSIONS}; do
+      undefined+=("-U__CUDA_NO_${name}__")
+    done
+    nvcc -shared -std=c++20 -O3 -use_fast_math -Xcompiler -fPIC --expt-relaxed-constexpr --expt-extended-lambda \
+      -gencode=arch=compute_90a,code=sm_90a "${undefined[@]}" -I "$torch/include" -I "$torch/include/torch/csrc/api/include" \
+      "$sources/binding.cpp" "$sources/selective_scan_fwd_bf16.cu" -L "$torch/lib" -lc10 -lc10_cuda -ltorch_cpu -ltorch_cuda \
+      -o mamba_kernels/selective_scan.so
+  fi
 else
   echo "mamba-ssm: its repository cannot be cloned, so it will be named as absent" >&2
 fi
