@@ -71,6 +71,7 @@ for types in bfloat16/float32 bfloat16/bfloat16; do
 done
 judge ssu 0 selective_state_update $ours:selective_state_update
 judge mamba1 0 mamba1_decode $ours:mamba1_decode
+judge mamba1_prefill 0 mamba1_prefill $ours:mamba1_prefill
 judge mixer 0 mamba2_mixer_decode $ours:mamba2_mixer_decode
 judge net 0 gated_delta_net_decode $ours:gated_delta_net_decode
 judge ssu_ring 0 selective_state_ring_update $ours:selective_state_ring_update
@@ -89,7 +90,7 @@ for mistake in raw_beta group_modulo no_scale; do broken gated_delta_rule_update
 for operation in selective_state_ring_update gated_delta_rule_ring_update; do
   broken $operation ${operation}_without_ring
 done
-for operation in ssd_prefill gated_delta_rule_prefill; do broken $operation ${operation}_from_zero; done
+for operation in ssd_prefill mamba1_prefill gated_delta_rule_prefill; do broken $operation ${operation}_from_zero; done
 for mistake in scale_of_width no_pe whole_last_page mean_of_pieces piece_too_many empty_minus; do
   broken mla_decode mla_decode_$mistake
 done

@@ -1,9 +1,12 @@
-// torch.ops.lockstep.mamba1_decode: schema in kernels/torch/operators.md.
+// torch.ops.lockstep.mamba1_decode and mamba1_prefill: schemas in kernels/torch/operators.md.
 #include "kernels/torch/operator.hpp"
+#include "kernels/torch/prefill_arguments.hpp"
 #include "reference/recurrent/mamba1_decode.hpp"
+#include "reference/recurrent/mamba1_prefill.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
 #include "kernels/models/mamba1_decode.hpp"
+#include "kernels/models/mamba1_prefill.hpp"
 #endif
 
 namespace lockstep::torch_ops {
@@ -136,10 +139,119 @@ mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor 
 #endif
 };
 
+struct Mamba1Prefill : Arguments {
+  static constexpr const char* kSchema = R"(
+mamba1_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state, *,
+    Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, bool dt_softplus=False,
+    Tensor? query_start_loc=None, Tensor? state_indices=None, Tensor? has_initial_state=None,
+    int pad_slot_id=-1) -> Tensor)";
+
+  using Arguments::Arguments;
+  const Tensor x = tensor(), dt = tensor(), A = tensor(), B = tensor(), C = tensor();
+  const MaybeTensor state = maybe_tensor();
+  const MaybeTensor D = maybe_tensor(), z = maybe_tensor(), dt_bias = maybe_tensor();
+  const bool dt_softplus = flag();
+  const MaybeTensor query_start_loc = maybe_tensor(), state_indices = maybe_tensor();
+  const MaybeTensor has_initial_state = maybe_tensor();
+  const std::int64_t pad_slot_id = integer();
+
+  PrefillArguments rows() const {
+    return {false, query_start_loc, {}, state_indices, has_initial_state, pad_slot_id};
+  }
+  /// The state; without one an empty float32 tensor, which gives its type.
+  Tensor state_or_float() const {
+    return state ? *state : at::empty({0}, x.options().dtype(at::kFloat));
+  }
+
+  Tensor meta() const { return like(x); }
+
+  void check() const {
+    rows().check(x, "x", 2, state.has_value());
+    expect_rank(B, "B", 2);
+    const std::int64_t T = x.size(0), channels = x.size(1), N = B.size(1);
+    expect(1 <= channels && channels <= 1 << 20, "x", "[T, D] with D from 1 to 1048576", x.sizes());
+    expect(N >= 1, "B", "[T, N] with N at least 1", B.sizes());
+    expect_shape(dt, "dt", "[T, D]", {T, channels});
+    expect_shape(A, "A", "[D, N]", {channels, N});
+    expect_type(A, at::kFloat, "A");
+    expect_shape(B, "B", "[T, N]", {T, N});
+    expect_shape(C, "C", "[T, N]", {T, N});
+    expect_shape(z, "z", "[T, D]", {T, channels});
+    expect_float(x, "x");
+    for (const auto& [tensor, argument] :
+         {std::pair{MaybeTensor(dt), "dt"}, {MaybeTensor(B), "B"}, {MaybeTensor(C), "C"}, {z, "z"}})
+      expect_type(tensor, x.scalar_type(), argument);
+    for (const auto& [tensor, argument] : {std::pair{MaybeTensor(x), "x"},
+                                           {MaybeTensor(dt), "dt"},
+                                           {MaybeTensor(B), "B"},
+                                           {MaybeTensor(C), "C"},
+                                           {z, "z"}})
+      expect_contiguous_rows(tensor, argument);
+    for (const auto& [tensor, argument] : {std::pair{D, "D"}, {dt_bias, "dt_bias"}}) {
+      expect_shape(tensor, argument, "[D]", {channels});
+      if (tensor) expect_float(*tensor, argument);
+    }
+    if (!state) return;
+    expect_float(*state, "state");
+    expect_rank(*state, "state", 3);
+    expect_shape(*state, "state", "[slots, D, N]", {state->size(0), channels, N});
+  }
+
+  Tensor cpu() const {
+    check();
+    rows().check_host(x, state);
+    const HostTensor<2> hx(x, "x"), hdt(dt, "dt"), hA(A, "A"), hB(B, "B"), hC(C, "C"), hz(z, "z");
+    const HostTensor<2> out = host_output<2>(x);
+    const HostTensor<1> skip(D, "D"), bias(dt_bias, "dt_bias");
+    const HostTensor<3> states(state, "state");
+    reference::mamba1_prefill<float>(
+        {.x = hx.in(),
+         .dt = hdt.in(),
+         .A = hA.in(),
+         .B = hB.in(),
+         .C = hC.in(),
+         .skip = skip.maybe(),
+         .z = hz.maybe(),
+         .dt_bias = bias.maybe(),
+         .dt_softplus = dt_softplus,
+         .rows = {.query_start_loc = indices_of(query_start_loc, "query_start_loc"),
+                  .slots = rows().slots(),
+                  .has_initial_state = rows().resumes(),
+                  .storage = storage_of(x, state_or_float())}},
+        states.maybe_out(), out.out());
+    states.write_back();
+    return out.as(x.scalar_type());
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  Tensor cuda() const {
+    check();
+    const Tensor out = like(x), types = state_or_float();
+    with_types(x, types, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
+      kernels::mamba1_prefill<T, S>({.x = view_of<const T, 2>(x, "x"),
+                                     .dt = view_of<const T, 2>(dt, "dt"),
+                                     .A = view_of<const float, 2>(A, "A"),
+                                     .B = view_of<const T, 2>(B, "B"),
+                                     .C = view_of<const T, 2>(C, "C"),
+                                     .out = view_of<T, 2>(out, "out"),
+                                     .state = maybe_view<S, 3>(state, types.scalar_type(), "state"),
+                                     .skip = mixed<1>(D, "D"),
+                                     .z = maybe_view<const T, 2>(z, x.scalar_type(), "z"),
+                                     .dt_bias = mixed<1>(dt_bias, "dt_bias"),
+                                     .dt_softplus = dt_softplus,
+                                     .batch = rows().batch(x)},
+                                    stream());
+    });
+    return out;
+  }
+#endif
+};
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(lockstep, m) {
   add_operator<Mamba1Decode>(m);
+  add_operator<Mamba1Prefill>(m);
 }
 
 }  // namespace lockstep::torch_ops

@@ -19,8 +19,8 @@ from . import _library  # noqa: F401  comes first: its ImportError says what is 
 from . import sglang, vllm
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from .fla import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
-from .mamba_ssm import mamba_chunk_scan_combined, selective_state_update
+from .mamba_ssm import mamba_chunk_scan_combined, selective_scan_fn, selective_state_update
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "chunk_gated_delta_rule",
            "fused_recurrent_gated_delta_rule", "mamba_chunk_scan_combined",
-           "selective_state_update", "sglang", "vllm"]
+           "selective_scan_fn", "selective_state_update", "sglang", "vllm"]

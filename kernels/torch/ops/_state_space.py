@@ -3,7 +3,7 @@
 import torch
 
 from ._conv import starts_of_segments
-from ._layouts import dense_rows, expect, forward_only, int32, refuse
+from ._layouts import dense_rows, even_starts, expect, forward_only, int32, refuse
 from ._library import operators
 
 
@@ -62,6 +62,37 @@ def of_heads(tensor, argument, sizes):
                for size, stride in zip(tensor.shape[sizes:], tensor.stride()[sizes:])),
            argument, "one number per head, repeated by strides of 0", tensor.stride())
     return tensor[(slice(None),) * sizes + (0,) * (tensor.dim() - sizes)]
+
+
+def prompts(function, x, dt, A, B, C, D, z, dt_bias, dt_softplus, states, starts=None, slots=None,
+            resumes=None, pad=-1):
+    """Prompts x, dt, z [D, T] with starts, or [B, D, S], through Mamba1's scan. B, C [N, T] or
+    [B, N, S], or one group of them; states [slots, D, N], written in place, or None. The result
+    has x's shape."""
+    expect(A.dim() == 2 and not A.is_complex(), "A", "[D, N], real", tuple(A.shape))
+    expect(B.dim() >= x.dim() and C.dim() >= x.dim(), "B and C", "of every token",
+           tuple(B.shape))
+
+    def tokens(one):
+        if one is None:
+            return None
+        if one.dim() > x.dim():
+            expect(one.size(-3) == 1, "B and C", "of one group", tuple(one.shape))
+            one = one.squeeze(-3)
+        return dense_rows(one.to(x.dtype).transpose(-1, -2).flatten(0, -2))
+
+    if x.dim() == 3:
+        starts = even_starts(x.size(0), x.size(2), x.device)
+
+    def run():
+        return operators.mamba1_prefill(
+            tokens(x), tokens(dt), A.float(), tokens(B), tokens(C), states, D=D, z=tokens(z),
+            dt_bias=dt_bias, dt_softplus=bool(dt_softplus), query_start_loc=int32(starts),
+            state_indices=int32(slots), has_initial_state=resumes,
+            pad_slot_id=pad if slots is not None else -1)
+
+    out = forward_only(function, run, x, dt, A, B, C, D, z, dt_bias)
+    return out.view(*x.transpose(-1, -2).shape).transpose(-1, -2)
 
 
 def scan(function, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial, segments, starts,

@@ -1,5 +1,7 @@
 """The signatures of mamba-ssm 2.3.2, over lockstep's operators."""
 
+import torch
+
 from . import _state_space
 
 
@@ -14,6 +16,18 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
     """
     return _state_space.update("selective_state_update", state, x, dt, A, B, C, D, z, dt_bias,
                                dt_softplus, state_batch_indices)
+
+
+def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False,
+                      return_last_state=False):
+    """Whole sequences of Mamba1 from states of 0: u, delta, z and the output [B, D, S]; A [D, N];
+    B, C [B, N, S] or [B, 1, N, S]; D, delta_bias [D]. With return_last_state the states [B, D, N]
+    after the sequences come after the output, in float32."""
+    states = u.new_empty((u.size(0), *A.shape), dtype=torch.float32)
+    out = _state_space.prompts("selective_scan_fn", u, delta, A, B, C, D, z, delta_bias,
+                               delta_softplus, states,
+                               resumes=u.new_zeros(u.size(0), dtype=torch.bool))
+    return (out, states) if return_last_state else out
 
 
 def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None,

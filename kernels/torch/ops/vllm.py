@@ -4,6 +4,8 @@ Slot 0 is the null block: a row whose entry is null_block_id (0) or below 0 give
 the states alone. Results are new tensors, or `out`; inputs are never overwritten.
 """
 
+import torch
+
 from . import _conv, _delta_rule, _state_space
 from ._layouts import expect, flushing_positions, give, refuse
 
@@ -55,6 +57,27 @@ def selective_state_update(state, x, dt, A, B, C, D, dt_bias, z=None, dt_softplu
     return give(out, _state_space.update(
         "selective_state_update", state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, source,
         out_slots=target, pad=null_block_id, starts=cu_seqlens, accepted=num_accepted_tokens))
+
+
+def selective_scan_fn(u, ssm_states, delta, A, B, C, D=None, z=None, delta_bias=None,
+                      delta_softplus=False, query_start_loc=None, cache_indices=None,
+                      has_initial_state=None, null_block_id=NULL_BLOCK_ID, block_size=1024,
+                      block_idx_first_scheduled_token=None, block_idx_last_scheduled_token=None,
+                      initial_state_idx=None, cu_chunk_seqlen=None, last_chunk_indices=None):
+    """Prompts of Mamba1, u, delta and z [D, T] with query_start_loc, or [B, D, S]; A [D, N]; B, C
+    [1, N, T], [N, T] or with B in front; ssm_states [slots, D, N]. Without has_initial_state every
+    row starts from 0. The result is a new tensor."""
+    del block_size
+    refuse("selective_scan_fn", block_idx_first_scheduled_token=block_idx_first_scheduled_token,
+           block_idx_last_scheduled_token=block_idx_last_scheduled_token,
+           initial_state_idx=initial_state_idx, cu_chunk_seqlen=cu_chunk_seqlen,
+           last_chunk_indices=last_chunk_indices)
+    rows = u.size(0) if u.dim() == 3 else query_start_loc.numel() - 1
+    if has_initial_state is None:
+        has_initial_state = torch.zeros(rows, dtype=torch.bool, device=u.device)
+    return _state_space.prompts(
+        "selective_scan_fn", u, delta, A, B, C, D, z, delta_bias, delta_softplus, ssm_states,
+        query_start_loc, _slots(cache_indices, rows, False), has_initial_state, null_block_id)
 
 
 def selective_state_update_replayssm_output_only(

@@ -54,6 +54,7 @@ TEST(Judge, everyOperationHasARightCandidate) {
   const std::vector<std::pair<std::string, std::string>> all{
       {"selective_state_update", "ssu_right"},
       {"mamba1_decode", "mamba1_right"},
+      {"mamba1_prefill", "mamba1_prefill_right"},
       {"mamba2_mixer_decode", "mixer_right"},
       {"gated_delta_net_decode", "net_right"},
       {"causal_conv1d_update", "conv_right"},
@@ -144,6 +145,9 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
       {"mamba1_decode", "mamba1_no_norms", "weighted", 11, {"without the norms of dt, B and C"}},
       {"mamba1_decode", "mamba1_swapped_weights", "weighted", 11, {"norms swapped"}},
       {"mamba1_decode", "mamba1_no_gate", "in-order", 11, {"without the gate z"}},
+      {"mamba1_prefill", "mamba1_prefill_no_carry", "one-row", 11, {"row's initial state"}},
+      {"mamba1_prefill", "mamba1_prefill_no_bias", "one-token", 11, {"without dt_bias"}},
+      {"mamba1_prefill", "mamba1_prefill_all_resume", "fresh-rows", 10, {"has_initial_state left"}},
       {"mamba2_mixer_decode", "mixer_no_bias", "parts", 11, {"without the convolution's bias"}},
       {"mamba2_mixer_decode", "mixer_late_gate", "in-order", 11, {"the gate z behind the norm"}},
       {"mamba2_mixer_decode", "mixer_one_norm", "pad-slot", 11, {"one norm over the channels"}},

@@ -11,6 +11,7 @@ namespace lockstep::testing_support {
 struct PrefillRows {
   static constexpr std::int64_t kBehind = 3;
 
+  // NOLINTNEXTLINE(readability-identifier-naming): beside a member of that name
   PrefillRows(const Sizes& row_lengths, std::uint64_t seed, bool padded_)
       : lengths(row_lengths), padded(padded_) {
     const auto rows = static_cast<std::int64_t>(lengths.size());

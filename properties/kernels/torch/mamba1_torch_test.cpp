@@ -1,4 +1,5 @@
-// The operator of a Mamba1 layer's step on the CPU: its reference bit by bit, and what it refuses.
+// The operators of a Mamba1 layer on the CPU: a step is its reference bit by bit, prompts are steps
+// bit by bit; and what they refuse.
 #include "properties/kernels/torch/torch_operator.hpp"
 #include "properties/support/laws.hpp"
 #include "properties/support/torch_bridge.hpp"
@@ -75,6 +76,31 @@ TEST(TorchMamba1, isTheReferenceBitByBit) {
       EXPECT_TRUE(same_bits(array_of<float, 2>(out), expected));
       EXPECT_TRUE(same_bits(array_of<float, 3>(named.at("state").toTensor()), step.state));
     }
+}
+
+// Two prompts, of 3 tokens and of 1, are steps of their rows; the second one starts from nothing.
+TEST(TorchMamba1, promptsAreStepsBitByBit) {
+  Step data;
+  data.slots = ints({4, 1});
+  Named named = data.arguments(at::kBFloat16, at::kFloat);
+  for (const char* const name : {"norm_eps", "dt_low", "b_weight", "c_weight"}) named.erase(name);
+  Named steps = named;
+  const Tensor state = named.at("state").toTensor(), expected = state.clone();
+  expected[1].zero_();
+  steps["state"] = expected;
+  std::vector<Tensor> outs;
+  for (std::int64_t t = 0; t < kRows; ++t) {
+    Named step = steps;
+    for (const char* const name : {"x", "dt", "B", "C", "z"})
+      step[name] = named.at(name).toTensor().narrow(0, t, 1);
+    step["state_indices"] = tensor_of(ints({t < 3 ? 4 : 1}));
+    outs.push_back(checked_call(kName, step).at(0).toTensor());
+  }
+  named["query_start_loc"] = tensor_of(ints({0, 3, 4}));
+  named["has_initial_state"] = at::tensor({1, 0}).to(at::kBool);
+  const Tensor out = checked_call("mamba1_prefill", named).at(0).toTensor();
+  EXPECT_TRUE(at::equal(out, at::cat(outs)));
+  EXPECT_TRUE(at::equal(state, expected));
 }
 
 TEST(TorchMamba1, refusesByName) {

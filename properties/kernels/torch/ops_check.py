@@ -27,6 +27,8 @@ PARAMETERS = {  # names and order of the peers' arguments
         "x weight bias seq_idx initial_states return_final_states final_states_out activation",
     "selective_state_update":
         "state x dt A B C D z dt_bias dt_softplus state_batch_indices",
+    "selective_scan_fn":
+        "u delta A B C D z delta_bias delta_softplus return_last_state",
     "mamba_chunk_scan_combined":
         "x dt A B C chunk_size D z dt_bias initial_states seq_idx cu_seqlens dt_softplus dt_limit "
         "return_final_states return_varlen_states state_dtype",
@@ -48,6 +50,10 @@ PARAMETERS = {  # names and order of the peers' arguments
         "state x dt A B C D dt_bias z dt_softplus state_batch_indices dst_state_batch_indices "
         "null_block_id out num_accepted_tokens cu_seqlens is_blackwell "
         "enable_stochastic_rounding cache_philox_rounds",
+    "vllm.selective_scan_fn":
+        "u ssm_states delta A B C D z delta_bias delta_softplus query_start_loc cache_indices "
+        "has_initial_state null_block_id block_size block_idx_first_scheduled_token "
+        "block_idx_last_scheduled_token initial_state_idx cu_chunk_seqlen last_chunk_indices",
     "vllm.selective_state_update_replayssm_output_only":
         "state x dt A B C D dt_bias z dt_softplus x_cache dt_cache B_cache bc_pre write_pos "
         "is_flush max_cache_len state_batch_indices null_block_id out "
@@ -402,6 +408,43 @@ def check_ssm_vllm(ops):
         ops.vllm.selective_state_update(state, D=D, dt_bias=dt_bias, A=A, **data,
                                         state_batch_indices=slots, cu_seqlens=ints(0, 2, 4, 6))
     same(tables, lists, "the states of a table without counts")
+
+
+def check_ssm_prompts(ops):
+    """Prompts of Mamba1 are steps of selective_state_update, one after the other."""
+    D, N, starts, slots = 6, 5, [0, 3, 4, 4, 8], [5, 0, 3, 2]
+    x, dt, z = (torch.randn(8, D) for _ in range(3))
+    B, C, A, skip, bias = torch.randn(8, N), torch.randn(8, N), -torch.rand(D, N), torch.randn(D), torch.randn(D)
+    pool, resumes = torch.randn(7, D, N), torch.tensor([True, True, False, False])
+    expected, wanted = pool.clone(), torch.zeros(8, D)
+    for row, slot in enumerate(slots):
+        if slot and not resumes[row]:
+            expected[slot] = 0
+        for t in range(starts[row], starts[row + 1]):
+            here = slice(t, t + 1)
+            wanted[here] = ops.vllm.selective_state_update(
+                expected, x[here], dt[here], A, B[here], C[here], skip, bias, z[here], True, ints(slot))
+    state, given = pool.clone(), dict(A=A, D=skip, delta_bias=bias, delta_softplus=True)
+    out = ops.vllm.selective_scan_fn(
+        x.t(), state, dt.t(), B=B.t()[None], C=C.t(), z=z.t().contiguous(), **given,
+        query_start_loc=ints(*starts), cache_indices=ints(*slots), has_initial_state=resumes)
+    near(out.t(), wanted, "the prompts' outputs")
+    near(state, expected, "the states after prompts")
+    batch = {name: one.unflatten(0, (2, 4)).transpose(1, 2)
+             for name, one in dict(u=x, delta=dt, B=B, C=C, z=z).items()}
+    out, last = ops.selective_scan_fn(**batch, **given, return_last_state=True)
+    state = torch.full((2, D, N), torch.nan)
+    same(ops.vllm.selective_scan_fn(ssm_states=state, **batch, **given), out, "the batch's outputs")
+    same(state, last, "the batch's states")
+    state = torch.zeros(2, D, N)
+    for t in range(4):
+        step = ops.selective_state_update(state, x[t::4], dt[t::4], A, B[t::4], C[t::4], skip, z[t::4], bias, True)
+        near(out[:, :, t], step, "the batch's output")
+    near(last, state, "the batch's last states")
+    raises(NotImplementedError, "initial_state_idx", lambda: ops.vllm.selective_scan_fn(
+        ssm_states=state, **batch, **given, initial_state_idx=ints(0)))
+    raises(ValueError, "of one group", lambda: ops.selective_scan_fn(
+        **batch | dict(B=batch["B"][:, None].repeat(1, 2, 1, 1)), **given))
 
 
 def ring_data(slots, L, H=4, P=3, G=2, N=5):
@@ -819,6 +862,7 @@ CHECKS = {
     "mamba_chunk_scan_combined": check_ssm_scan,
     "vllm.selective_state_update": check_ssm_vllm,
     "vllm.selective_state_update_replayssm_output_only": check_ssm_replay_vllm,
+    "selective_scan_fn": check_ssm_prompts,
     "sglang.selective_state_update": check_ssm_sglang,
     "FLA's gated delta rule": check_delta_fla,
     "vLLM's gated delta rule": check_delta_vllm,

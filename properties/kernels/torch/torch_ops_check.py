@@ -386,6 +386,19 @@ def mamba1_cases(data):
                        dt_bias=data.normal(D, dtype=torch.float32), dt_softplus=True, state_indices=data.indices(), **more)
 
 
+def mamba1_prefill_cases(data):
+    D, N = data.sizes((72, 16), (6, 5))
+    rows = dict(query_start_loc=starts_of(data, [33, 0, 5, 7]), state_indices=data.indices(),
+                has_initial_state=torch.tensor([True, False, True, False], device=data.device))
+    for state in (torch.float32, torch.bfloat16):
+        for more in (rows, {}):
+            T, slots = (45, SLOTS) if more else (9, 1)
+            yield dict(x=data.normal(T, D), dt=data.normal(T, D), A=data.negative(D, N), B=data.normal(T, N),
+                       C=data.normal(T, N), state=data.normal(slots, D, N, dtype=state),
+                       D=data.normal(D, dtype=torch.float32), z=data.normal(T, D),
+                       dt_bias=data.normal(D, dtype=torch.float32), dt_softplus=True, **more)
+
+
 def scaled_cases(data):
     for by_groups in (True, False):
         yield dict(x=data.normal(3, 5, 264), by_groups=by_groups)
@@ -475,6 +488,7 @@ CASES = {
     "gated_delta_net_decode": net_cases,
     "mamba2_mixer_decode": mixer_cases,
     "mamba1_decode": mamba1_cases,
+    "mamba1_prefill": mamba1_prefill_cases,
     "state_copy": copy_cases,
     "state_zero": zero_cases,
     "state_scatter_accepted": scatter_cases,
@@ -523,6 +537,7 @@ FREE = {
     "gated_delta_net_decode": {"conv_state": {2}},  # of a verification; a window and a state have one slot
     "mamba2_mixer_decode": {"conv_state": {2}},  # of a verification; a window and a state have one slot
     "mamba1_decode": {"state": {0}, "dt_low": {1}},
+    "mamba1_prefill": SLOTS_FREE,
     "state_copy": BITS,
     "state_zero": {**BITS, "slots": {0}},
     "state_scatter_accepted": {"state": {0}, "intermediate": {1}},

@@ -1,9 +1,11 @@
-// The reference of a Mamba1 layer's decode step: its equations, its norms and its padding.
+// The references of a Mamba1 layer: a decode step's equations, norms and padding; prompts are
+// steps.
 #include "reference/recurrent/mamba1_decode.hpp"
 
 #include <gtest/gtest.h>
 
 #include "properties/support/laws.hpp"
+#include "reference/recurrent/mamba1_prefill.hpp"
 
 namespace lockstep {
 namespace {
@@ -110,6 +112,57 @@ TEST(Mamba1Decode, aPaddedRowLeavesNothing) {
   EXPECT_TRUE(same_bits(at(state.view(), 1), at(step.state.view(), 1)));
   EXPECT_FALSE(same_bits(at(state.view(), 0), at(step.state.view(), 0)));
   EXPECT_FALSE(same_bits(at(state.view(), 2), at(step.state.view(), 2)));
+}
+
+// Rows of 4, 0, 3 and 1 tokens and one token of padding; the second and the third have no state to
+// resume from, the last has no slot.
+TEST(Mamba1Prefill, isTheDecodeStepRepeated) {
+  constexpr std::int64_t kTokens = 9, kSlots = 4;
+  const auto draw = [](const auto& shape, std::uint64_t stream) {
+    return on_grid<float>(shape, {.seed = 1, .stream = stream});
+  };
+  const auto x = draw(Shape<2>{kTokens, kD}, 1), dt = draw(Shape<2>{kTokens, kD}, 2);
+  const auto B = draw(Shape<2>{kTokens, kN}, 3), C = draw(Shape<2>{kTokens, kN}, 4);
+  const auto z = draw(Shape<2>{kTokens, kD}, 5), A = draw(Shape<2>{kD, kN}, 6);
+  const auto skip = draw(Shape<1>{kD}, 7), bias = draw(Shape<1>{kD}, 8);
+  const Array<std::int32_t, 1> starts = ints({0, 4, 4, 7, 8}), slots = ints({2, 0, 3, -1});
+  Array<bool, 1> resumes(Shape<1>{4}, true);
+  resumes(1) = resumes(2) = false;
+  Array<float, 3> state = draw(Shape<3>{kSlots, kD, kN}, 9), stepped = state;
+  Array<float, 2> out(Shape<2>{kTokens, kD}, 7), expected(Shape<2>{kTokens, kD}, 0);
+  reference::mamba1_prefill<float>({.x = x,
+                                    .dt = dt,
+                                    .A = A,
+                                    .B = B,
+                                    .C = C,
+                                    .skip = skip.view(),
+                                    .z = z.view(),
+                                    .dt_bias = bias.view(),
+                                    .dt_softplus = true,
+                                    .rows = {.query_start_loc = starts.view(),
+                                             .slots = {.indices = slots.view()},
+                                             .has_initial_state = resumes.view()}},
+                                   state.view(), out.view());
+  for (std::int64_t row = 0; row < 3; ++row) {
+    if (!resumes(row)) fill(at(stepped.view(), slots(row)), 0.0F);
+    for (std::int64_t t = starts(row); t < starts(row + 1); ++t) {
+      const auto token = [&](auto& all) { return cut(all.view(), t, t + 1); };
+      reference::mamba1_decode<float>(
+          {.x = token(x),
+           .dt = token(dt),
+           .A = A,
+           .B = token(B),
+           .C = token(C),
+           .skip = skip.view(),
+           .z = token(z),
+           .dt_bias = bias.view(),
+           .dt_softplus = true,
+           .slots = {.indices = make_view(slots.data() + row, Shape<1>{1})}},
+          stepped.view(), token(expected));
+    }
+  }
+  EXPECT_TRUE(same_bits(out, expected));
+  EXPECT_TRUE(same_bits(state, stepped));
 }
 
 }  // namespace
