@@ -328,6 +328,7 @@ def merge_cases(data):
 def product_cases(data):
     # (opcheck compares arguments, for which PyTorch has no float8_e4m3fn.)
     yield dict(x=data.normal(3, 40, 512), weight=data.normal(3, 136, 512))
+    yield dict(x=data.normal(3, 5, 512), weight=data.normal(3, 136, 512), settled_weights=True)
 
 
 def latent_write_cases(data):
