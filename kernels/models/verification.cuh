@@ -1,4 +1,4 @@
-// Verifications of whole layers share this: rows of up to 8 tokens, the windows of the layer's
+// Steps and verifications of whole layers share this: rows of up to 8 tokens, the windows of the layer's
 // convolution, and launches in clusters. Rows, windows and slots:
 // reference/recurrent/layer_verify.hpp.
 //
