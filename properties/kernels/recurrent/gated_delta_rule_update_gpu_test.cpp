@@ -420,6 +420,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, aGraphReplaysWithOtherContents) {
 TYPED_TEST(GatedDeltaRuleUpdateGpu, offsetsGoBeyond32Bits) {
   using T = typename TypeParam::first_type;
   using S = typename TypeParam::second_type;
+  // NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result): 524,288
   constexpr std::int64_t kState = 32 * 128 * 128;
   const std::int64_t slots = (std::int64_t{1} << 31) / kState + 2;
   std::size_t free = 0, total = 0;
