@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -78,6 +79,21 @@ const std::string kChat =
     "request id=first tokens=a1008 output=b40\nrun\n"
     "request id=again tokens=a1008 output=8\nrun\n"
     "request id=continued tokens=a1008+b40+c59 output=4\nrun\n";
+
+// Beside others, the event of a finding is shown with the answer of the child that is wrong: where
+// its own numbers are impossible, and where the oracle's answer differs.
+TEST_F(Child, showsItsOwnAnswerAtItsFinding) {
+  const std::string trace =
+      "admit id=r1 tokens=a4\nextend id=r1 n=4\nfinish id=r1\nadmit id=r2 tokens=a4+b1\n";
+  const std::map<std::string, FindingKind> kinds{{"0", FindingKind::missed_reuse},
+                                                 {"9", FindingKind::cached_too_much}};
+  for (const auto& [cached, kind] : kinds) {
+    const std::string liar = child(R"({"admit": ["cached=0", "cached=)" + cached + R"("]})");
+    expect_kind(played(trace, {"oracle:radix", liar}), kind);
+    const Json& shown = last_["findings"][0]["around"].back();
+    EXPECT_NE(shown.get<std::string>().find("→ cached=" + cached), std::string::npos) << shown;
+  }
+}
 
 // A server that could hit and does not is slow, and no oracle is needed to say so: a child promises
 // in its greeting what it finds again.
