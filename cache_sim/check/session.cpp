@@ -289,8 +289,10 @@ void ReplaySession::check(SubjectSeat& seat, const Operation& operation, const R
   // explains most comes first.
   std::stable_sort(findings.begin(), findings.end(),
                    [](const Finding& a, const Finding& b) { return a.kind < b.kind; });
+  if (findings.empty()) return;
+  show_answer(seat, reply);
   for (Finding& finding : findings) locate(&seat, std::move(finding), operation.id.text());
-  if (!findings.empty()) state_ = HasFound{};
+  state_ = HasFound{};
 }
 
 /// Runs the auditor after an operation, or at the end of the run. A structure can be too broken for
@@ -368,6 +370,7 @@ void ReplaySession::compare(const Operation& operation) {
           difference->field == "refused" && replies_[seat].refused == Refusal::none;
       return took_it ? value : fmt::format("{}={}", difference->field, value);
     };
+    show_answer(seat_at(actual), replies_[actual]);
     locate(&seat_at(actual),
            {kind,
             fmt::format("{} answered {} and {} answered {}", seat_at(actual).name,
@@ -470,6 +473,13 @@ void ReplaySession::remember(const Operation& operation, const Reply* reply) {
     if (now->host) kept.copies = now->host->in_flight;
   }
   kept_.push_back(std::move(kept));
+}
+
+/// The event of the first finding is shown with the answer of the subject that is wrong.
+void ReplaySession::show_answer(const SubjectSeat& seat, const Reply& reply) {
+  if (stopped() || &seat == &seat_at(0)) return;
+  past_.back().reply = reply;
+  if (options_.keep_events) kept_.back().reply = past_.back().answer();
 }
 
 void ReplaySession::keep_rows() {

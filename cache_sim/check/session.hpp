@@ -159,6 +159,7 @@ class ReplaySession {
   void remember(const Operation& operation, const Reply* reply);
   void follow(const Operation& operation, const Reply& reply);
   void count(const Operation& operation, const Reply& reply, SubjectSeat& seat);
+  void show_answer(const SubjectSeat& seat, const Reply& reply);
   void keep_rows();
   void keep_moment(const Operation& operation, const Reply& reply);
   void locate(SubjectSeat* seat, Finding finding, const std::string& request) {

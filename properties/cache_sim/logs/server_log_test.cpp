@@ -248,6 +248,17 @@ TEST(CheckLog, aTraceIsNoLog) {
 }
 
 // The program writes the same log, and a trace that its own policies can be asked.
+TEST(CheckLog, itsOwnFormatComesBackAsItWas) {
+  const ScratchFolder folder;
+  const std::string line =
+      R"({"id":"0","prompt":[1,2],"output":[3],"cached":0,"salt":"x","start":0.5,"end":0.75,"greedy":true})"
+      "\n";
+  const std::string log = folder.write("log.jsonl", line);
+  const ProgramRun run = run_program({"check-log", log, "--log", folder.path("own.jsonl")});
+  EXPECT_EQ(run.status, kExitPass) << run.err;
+  EXPECT_EQ(read_text(folder.path("own.jsonl")), line);
+}
+
 TEST(CheckLog, convertsALogIntoItsOwnFormatAndATrace) {
   const ScratchFolder folder;
   const std::string log = folder.write(
