@@ -4,6 +4,7 @@ A case holds several input sets. Launches rotate over them, so that between two 
 more bytes move than the L2 cache holds. Every contestant of a case gets the same sets.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -95,9 +96,8 @@ def conv_update(B):
     return Case("causal_conv1d_update", name, "conv", B, traffic, sets, reference)
 
 
-def ssu(B, dtype):
+def ssu(B, dtype, H=SSU.H, P=SSU.P, N=SSU.N, G=SSU.G):
     """state [B + 1, H, P, N]; x, out [B, H, P]; dt [B, H]; A, D, dt_bias [H]; B, C [B, G, N]."""
-    H, P, N, G = SSU.H, SSU.P, SSU.N, SSU.G
     A = -torch.rand(H, device="cuda") * 4 - 0.5
     D16, dt_bias16 = rand(H), rand(H, scale=0.5) - 2
     D, dt_bias = D16.float(), dt_bias16.float()
@@ -641,12 +641,11 @@ def layer(prefill, lengths):
     return Case(core.operation, name, kind, core.B, core.bytes + convs.bytes + nexts.bytes, sets, reference)
 
 
-def gdn(B, dtype, T=1):
+def gdn(B, dtype, T=1, H=GDN.H, HV=GDN.HV, K=GDN.K, V=GDN.V):
     """q, k [B, T, H, K]; v, out [B, T, HV, V]; g, beta [B, T, HV], and the raw a, b that they are
     computed from; state [B T + 1, HV, V, K]. table [B, T] has one slot per token; column 0 also
     holds the state before the first token.
     """
-    H, HV, K, V = GDN.H, GDN.HV, GDN.K, GDN.V
     A_log = torch.log(torch.rand(HV, device="cuda") * 8 + 0.5)
     dt_bias = rand(HV, dtype=torch.float32, scale=0.5)
 
@@ -684,7 +683,8 @@ def gdn(B, dtype, T=1):
     traffic += nbytes(one.q, one.k, one.v, one.g, one.beta, one.out, one.table)
     sets = [one] + [make() for _ in range(sets_needed(traffic, T * state_bytes) - 1)]
     tokens = f" T={T}" if T > 1 else ""
-    name = f"B={B}{tokens} H={H} HV={HV} K=V={K} state {short(dtype)}"
+    width = f"K=V={K}" if K == V else f"K={K} V={V}"
+    name = f"B={B}{tokens} H={H} HV={HV} {width} state {short(dtype)}"
     kind = "gdn" if T == 1 else "gdn_verify"
     return Case("gated_delta_rule_update", name, kind, B, traffic, sets, reference)
 
@@ -930,6 +930,14 @@ RING_SHAPES = {
 }
 RING_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64, 96, 256)
 
+# Heads of a step that writes the state at every token, beside Nemotron-H's and Qwen3-Next's: Nemotron-Nano-v2,
+# Falcon-H1-34B, a part of Nemotron-H-56B, Zamba2-2.7B and Granite-4-H-350M; Olmo-Hybrid-7B.
+OTHER_HEADS = {
+    "ssu": ({"P": 80}, {"H": 32, "P": 128, "N": 256, "G": 2}, {"H": 32, "N": 256, "G": 1}, {"H": 80, "N": 64, "G": 1},
+            {"H": 48, "P": 32, "G": 1}),
+    "gdn": ({"H": 30, "HV": 30, "K": 96, "V": 192},),
+}
+
 
 def ring_cases(quick):
     """(operation, key, maker) of the cases with rings."""
@@ -1011,6 +1019,11 @@ def all_cases(quick=False):
         for B in batches:
             found.append(("selective_state_update", ("ssu", short(dtype), B),
                           lambda B=B, d=dtype: ssu(B, d)))
+    for operation, kind, make in (("selective_state_update", "ssu", ssu), ("gated_delta_rule_update", "gdn", gdn)):
+        for dtype in (torch.float32, torch.bfloat16):
+            for B, shape in itertools.product((16,) if quick else (1, 8, 64), OTHER_HEADS[kind]):
+                found.append((operation, (kind, short(dtype), B, *shape.items()),
+                              lambda m=make, B=B, d=dtype, s=shape: m(B, d, **s)))
     for dtype in (torch.float32, torch.bfloat16):
         for B in batches:
             found.append(("gated_delta_rule_update", ("gdn", short(dtype), B),

@@ -151,6 +151,8 @@ def contestants(case, loaded):
         if error is not None:
             why = f"{type(error).__name__}: {error}"[:300]
             absent.append({"name": "FlashInfer CUDA", "why": why})
+    if case.kind == "ssu" and not flashinfer_ssu_takes(case):
+        absent.append({"name": "FlashInfer CUDA", "why": "its selective_state_update is built here for heads of 64 x 128"})
     if case.kind == "ssu_ring" and "flashinfer_ring" in loaded.modules and flashinfer_decode(case, loaded) is None:
         P = case.sets[0].state.shape[2]
         absent.append({"name": "FlashInfer CUDA", "why": "its checkpointing_ssu does not compile for P = 80" if P == 80
@@ -215,7 +217,7 @@ def ssu(case, loaded):
         found.append(Contestant(f"mamba-ssm {mamba.version} Triton",
                                 lambda s: mamba.ssu.selective_state_update(**wide(s)), slot_view))
     future = loaded.flashinfer_ssu[case.sets[0].state.dtype]
-    if future.exception() is None:
+    if flashinfer_ssu_takes(case) and future.exception() is None:
         _, version = load.staged("flashinfer")
         found += [flashinfer_ssu(future.result(), wide, f"FlashInfer {version} CUDA {name}", number)
                   for name, number in (("simple", 1), ("vertical", 2))]
@@ -414,6 +416,11 @@ def flashinfer_update(function, wide, algorithm):
         return s.out
 
     return launch
+
+
+def flashinfer_ssu_takes(case):
+    """Whether load.flashinfer_ssu() builds FlashInfer's kernel for the shape of the case's states."""
+    return case.sets[0].state.shape[2:] == (64, 128)
 
 
 def flashinfer_ssu(function, wide, name, algorithm):

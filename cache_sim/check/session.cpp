@@ -35,6 +35,20 @@ int change_of_holders(const Operation& operation, const Reply& reply) {
   }
 }
 
+/// A slot that has seen tokens when it is taken. Subjects are asked for the slot first, and then to
+/// advance it.
+Result<Reply> take_and_advance(Subject& subject, Operation operation) {
+  Operation advance{.verb = Verb::advance};
+  advance.slot = operation.as;
+  advance.tokens = std::exchange(operation.tokens, Tokens());
+  Result<Reply> taken = subject.apply(operation);
+  if (!taken || taken->refused != Refusal::none) return taken;
+  Result<Reply> advanced = subject.apply(advance);
+  if (advanced && advanced->has(ReplyField::length))
+    taken->set(ReplyField::length, advanced->get(ReplyField::length));
+  return advanced && advanced->refused == Refusal::none ? taken : advanced;
+}
+
 }  // namespace
 
 ReplaySession::ReplaySession(const RunOptions& options) : options_(options) {}
@@ -101,6 +115,8 @@ std::string ReplaySession::missing_level(const Operation& operation) const {
 
 /// The subject's reply. An exception is reported as the subject's death.
 Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operation) try {
+  if (operation.verb == Verb::alloc && !operation.tokens.empty())
+    return take_and_advance(*seat.subject, operation);
   return seat.subject->apply(operation);
 } catch (const std::exception& thrown) {
   return fail_as(FindingKind::subject_died,

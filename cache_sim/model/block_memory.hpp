@@ -63,7 +63,8 @@ struct BlockKv {
 };
 
 /// A row's states in one group. The conv rows of a block are those of the last tokens before its
-/// state; behind them, in a verification, those of the row's tokens.
+/// state; behind them, in a verification, those of the row's tokens. A block of states may have a
+/// ring beside them, of what tokens after the recurrent state have added to it.
 struct BlockStates {
   struct Store {
     std::int64_t size;  ///< tokens of the request that the state has seen
@@ -74,6 +75,9 @@ struct BlockStates {
   bool from_nothing;          ///< the row begins with the state of the empty prefix
   BlockId recurrent, conv;    ///< otherwise with the states of these blocks
   std::int64_t conv_begin;    ///< at which of its rows the conv block's window begins
+  BlockId ring = kNullBlock;  ///< whose ring the row reads behind the recurrent state
+  std::int64_t pending = 0;   ///< its first entries
+  bool appends = false;  ///< the row's token becomes the next one, and `stores` get windows alone
   std::vector<Store> stores;  ///< in the order of tokens
 };
 

@@ -77,7 +77,12 @@ class Namer {
       case Verb::truncate: request = cut(request, operation.up_to); return;
       case Verb::capture: captured_[operation.as.index()] = cut(request, operation.up_to); return;
       case Verb::restore: request = captured_[operation.from.index()]; return;
-      case Verb::alloc: slots_[operation.as.index()].clear(); return;
+      case Verb::alloc: {
+        Path& slot = slots_[operation.as.index()];
+        slot.clear();
+        follow(slot, operation.tokens);
+        return;
+      }
       case Verb::fork: slots_[operation.as.index()] = slots_[operation.slot.index()]; return;
       case Verb::copy: slots_[operation.to.index()] = slots_[operation.from.index()]; return;
       case Verb::advance: follow(slots_[operation.slot.index()], operation.tokens); return;

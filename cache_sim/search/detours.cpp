@@ -41,12 +41,13 @@ class Detour {
 
   void change() {
     if (form_.steps.empty()) return;
-    switch (draw_.below(7)) {
+    switch (draw_.below(8)) {
       case 0: return move();
       case 1: return insert();
       case 2: return set_field();
       case 3: return store_otherwise();
       case 4: return change_fields();
+      case 5: return back_up_by_eviction();
       default: form_.steps.erase(place(some_line()));
     }
   }
@@ -67,13 +68,14 @@ class Detour {
     form_.steps.insert(place(some_line(1)), moved);
   }
 
-  /// A line once more, or one that takes memory away.
+  /// A line once more, or one that takes memory away or takes note of copies.
   void insert() {
+    constexpr Verb kVerbs[] = {Verb::flush, Verb::evict, Verb::settle};
     Step step = *place(some_line());
     if (draw_.chance(1, 2)) {
-      Operation taking{.verb = draw_.chance(1, 2) ? Verb::flush : Verb::evict};
-      if (taking.verb == Verb::evict) taking.kv = draw_.between(1, 4);
-      step = step_of(taking);
+      Operation other{.verb = kVerbs[draw_.below(std::size(kVerbs))]};
+      if (other.verb == Verb::evict) other.kv = draw_.between(1, 4);
+      step = step_of(other);
     }
     form_.steps.insert(place(some_line(1)), step);
   }
@@ -99,6 +101,25 @@ class Detour {
     if (changed.tokens.empty() || others.empty()) return;
     const auto fewer = static_cast<std::uint32_t>(1 + draw_.below(changed.tokens.size()));
     changed.tokens = draw_.chance(1, 2) ? others : changed.tokens.prefix(fewer);
+  }
+
+  /// Copies to the host are made as their sources leave the device, and are told at once.
+  void back_up_by_eviction() {
+    const auto is = [](const Step& step, Verb verb, std::string_view tier) {
+      const auto& operation = std::get<Operation>(step.statement.what);
+      return operation.verb == verb && operation.tier.text() == tier;
+    };
+    const std::pair<std::string, std::string> policy("write_policy", "write_back");
+    if (std::find(values_.begin(), values_.end(), policy) == values_.end()) return;
+    form_.config.set(policy.first, policy.second);
+    for (auto step = form_.steps.begin(); step != form_.steps.end(); ++step) {
+      if (!is(*step, Verb::land, "host")) continue;
+      Operation evict{.verb = Verb::evict};
+      evict.kv = 2;
+      *step = step_of(evict);
+      const auto next = std::next(step);
+      if (next != form_.steps.end() && is(*next, Verb::settle, "")) form_.steps.erase(next);
+    }
   }
 
   /// The prefix that a line stores comes without the other lines of its slot or request: by a slot
@@ -136,12 +157,11 @@ class Detour {
   static void by_slot_of(Name name, const Tokens& stored, Steps& steps) {
     Operation next{.verb = Verb::alloc};
     next.as = name;
-    steps.push_back(step_of(next));
-    next = Operation{.verb = Verb::advance};
-    next.slot = name;
     next.tokens = stored;
     steps.push_back(step_of(next));
-    next.verb = Verb::insert;
+    next = Operation{.verb = Verb::insert};
+    next.slot = name;
+    next.tokens = stored;
     steps.push_back(step_of(next));
     steps.back().of_slot = true;
   }

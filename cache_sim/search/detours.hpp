@@ -15,8 +15,8 @@ FieldValues choices_for(const RunOptions& run);
 
 /// The trace after one to six random changes: a line goes, moves or comes; a field gets one of
 /// `values`; an admission gets a reason to wait; tokens are others; or a prefix is stored by a slot
-/// of its own or by a request to which it was transferred. Of a scheduler's requests, the trace as
-/// it is.
+/// of its own or by a request to which it was transferred; what goes to the host goes there by
+/// evictions. Of a scheduler's requests, the trace as it is.
 TraceForm detour(const TraceForm& trace, const FieldValues& values, Draw& draw);
 
 }  // namespace lockstep::cache_sim

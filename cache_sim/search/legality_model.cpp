@@ -221,7 +221,7 @@ void LegalityModel::follow_slot(const Operation& operation, const Reply& reply) 
     return slot == nullptr ? Tokens() : slot->tokens;
   };
   switch (operation.verb) {
-    case Verb::alloc: give_slot(operation.as, Tokens()); return;
+    case Verb::alloc: give_slot(operation.as, operation.tokens); return;
     case Verb::fork: give_slot(operation.as, tokens_of(operation.slot)); return;
     case Verb::copy: give_slot(operation.to, tokens_of(operation.from)); return;
     case Verb::advance:

@@ -58,7 +58,7 @@ class Rewrites {
     return false;
   }
 
-  /// A slot can leave in the cache what a request leaves there: three lines, however many the
+  /// A slot can leave in the cache what a request leaves there: two lines, however many the
   /// request has.
   bool store_by_slot() const {
     std::set<std::uint32_t> seen;
@@ -109,7 +109,7 @@ class Rewrites {
     std::vector<std::size_t> own;
     for (std::size_t line = 0; line < lines_; ++line)
       if (operation(line).id == id) own.push_back(line);
-    if (own.size() <= 3) return false;
+    if (own.size() <= 2) return false;
     Tokens known;
     std::int64_t rest = 0;  // of these tokens, those that the last chunk did not compute
     for (const std::size_t line : own) {
@@ -138,12 +138,11 @@ class Rewrites {
       if (i != line) continue;
       Operation next{.verb = Verb::alloc};
       next.as = id;
-      form.steps.push_back(step_of(next));
-      next = Operation{.verb = Verb::advance};
-      next.slot = id;
       next.tokens = stored;
       form.steps.push_back(step_of(next));
-      next.verb = Verb::insert;
+      next = Operation{.verb = Verb::insert};
+      next.slot = id;
+      next.tokens = stored;
       form.steps.push_back(step_of(next));
     }
     return form;

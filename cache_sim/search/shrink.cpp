@@ -119,12 +119,13 @@ constexpr std::int64_t kSmallPool = 1024;
 /// A detour is so many legs of so many traces, each with at most so many lines more; there are
 /// fewer legs for a trace of a dozen lines, and none for one of so few.
 constexpr std::size_t kFewLines = 8;
-constexpr int kLegs = 60, kFewLegs = 30, kLegLength = 400;
+constexpr int kLegs = 180, kFewLegs = 30, kLegLength = 400;
 constexpr std::size_t kLonger = 4;
 
 class Shrinker {
  public:
-  Shrinker(const RunOptions& run, const ShrinkOptions& options) : run_(run), options_(options) {
+  Shrinker(const RunOptions& run, const ShrinkOptions& options, bool keeps_config = false)
+      : run_(run), options_(options), keeps_config_(keeps_config) {
     run_.skip_illegal = true;
     run_.keep_events = false;
   }
@@ -143,7 +144,9 @@ class Shrinker {
     has_branch_names_ = name_by_branch();
     if (!has_branch_names_) tell_repeats_apart();
     set_pool(kSmallPool);
-    while (get_smaller() || lower_lists() || take_other_form()) continue;
+    do {
+      while (get_smaller() || lower_lists() || take_other_form()) continue;
+    } while (std::exchange(keeps_config_, false));
     // A passed deadline can stand for a line.
     on_operation([](Operation& o, Step&) { return set(o.late, false); });
     set_pool(Config().kv_tokens);
@@ -343,8 +346,8 @@ class Shrinker {
     return candidate.config.state_slots > 0 && candidate.config.kv_tokens > 0 && attempt(candidate);
   }
 
-  /// Joins two advances of one slot, and two extends of one request, into one operation that
-  /// computes both tokens, at the place of the first or of the second.
+  /// Joins two advances of one slot, its alloc and an advance, and two extends of one request, into
+  /// one operation that computes both tokens, at the place of the first or of the second.
   void join_lines() {
     for (std::size_t i = 0; i < best_.steps.size(); ++i) {
       for (std::size_t j = i + 1; j < best_.steps.size(); ++j) {
@@ -370,7 +373,9 @@ class Shrinker {
   }
 
   static bool can_join(const Operation& one, const Operation& other) {
-    if (one.verb == Verb::advance && other.verb == Verb::advance) return one.slot == other.slot;
+    if (other.verb == Verb::advance)
+      return one.verb == Verb::alloc ? one.as == other.slot
+                                     : one.verb == Verb::advance && one.slot == other.slot;
     const auto computes = [](const Operation& operation) {
       return operation.verb == Verb::extend && operation.drafts.empty() && !operation.async;
     };
@@ -505,6 +510,7 @@ class Shrinker {
   }
 
   void lower_config() {
+    if (keeps_config_) return;
     for (const std::string& field : best_.config.changed()) {
       if (field == "policy" || run_.fixed.contains(field)) continue;
       const bool is_pool = field == "kv_tokens";
@@ -521,6 +527,7 @@ class Shrinker {
   /// Whether a list has got smaller. A smaller list can ask for more lines, so the lines come
   /// first.
   bool lower_lists() {
+    if (keeps_config_) return false;
     const Config before = best_.config;
     for (const std::string& field : before.changed())
       if (field != "policy" && !run_.fixed.contains(field)) lower_list(field);
@@ -830,6 +837,7 @@ class Shrinker {
 
   RunOptions run_;
   ShrinkOptions options_;
+  bool keeps_config_;  ///< until nothing gets smaller
   std::optional<FieldValues> choices_;
   Draw way_{1, 1};
   Candidate best_;
@@ -873,7 +881,13 @@ std::optional<LocatedFinding> finding_of(const Trace& trace, const RunOptions& r
 
 Result<ShrinkOutcome> shrink(const Trace& trace, const RunOptions& run,
                              const ShrinkOptions& options) {
-  return Shrinker(run, options).shrink(trace);
+  Result<ShrinkOutcome> shrunk = Shrinker(run, options).shrink(trace);
+  if (!shrunk || line_count(shrunk->trace) <= kLongTrace) return shrunk;
+  // A field of the config that was lowered early may be what the lines that are left stand for.
+  Result<ShrinkOutcome> other = Shrinker(run, options, true).shrink(trace);
+  if (!other || line_count(other->trace) >= line_count(shrunk->trace)) return shrunk;
+  other->executions += shrunk->executions;
+  return other;
 }
 
 std::size_t line_count(const Trace& trace) {

@@ -3,7 +3,8 @@
 // steps that need knowledge of caches: merging equal prompts, shortening them, renumbering,
 // lowering pools, dropping features; all of it again until nothing gets smaller. What is then still
 // longer than a few lines is written in other ways (cache_sim/search/rewrites.hpp), and what is
-// longer than eight is changed at random until lines can go (cache_sim/search/detours.hpp).
+// longer than eight is changed at random until lines can go (cache_sim/search/detours.hpp). What is
+// longer than twelve in the end is shrunk once more, with the config as it was until no line goes.
 //
 // Lines depend on each other: after a shorter `admit`, an `extend` has another number of tokens
 // left. So every candidate is played through cache_sim/search/operation_player.hpp, which adapts
@@ -27,7 +28,7 @@ struct ShrinkOutcome {
 };
 
 struct ShrinkOptions {
-  std::int64_t most_executions = 40'000;
+  std::int64_t most_executions = 100'000;
   std::function<bool()> stops{};  ///< asked before each execution; true ends the shrinking
   std::function<void(std::int64_t executions, std::size_t lines)> progress;
 };

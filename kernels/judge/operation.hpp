@@ -269,6 +269,14 @@ std::optional<TensorView<S, Rank>> maybe_view(std::optional<Array<S, Rank>>& arr
 /// "next-column".
 void change_slots(HostRows& rows, std::string_view mistake, std::int64_t tokens);
 
+/// The mistake `from-zero`: every row starts from a zero state. Elements that no row may read (NaN)
+/// stay.
+template <class S, std::size_t Rank>
+void start_from_zero(Array<S, Rank>& state) {
+  for (S& s : state)
+    if (!std::isnan(s)) s = S{0};
+}
+
 /// States whose memory [.., R, C] is read as [.., C, R]. The function is its own inverse.
 template <class S>
 Array<S, 4> as_if_turned(Array<S, 4>& states) {

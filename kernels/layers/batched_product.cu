@@ -16,8 +16,8 @@
 //                    splits of its tile. Block: two warpgroups, and warps of which one loads
 //
 // 1. The loading warp fills a ring of stages: a stage has 128 bytes of K of a tile's weight rows
-//    and tokens. Before the previous launch has ended, settled weights are loaded, and a step of
-//    others is prefetched into L2 where K is short.
+//    and tokens. Before the previous launch has ended, settled weights are loaded, and the first
+//    steps of others are prefetched into L2 by the warps that will multiply.
 // 2. Each warpgroup sums its products. With e4m3, the sum over 128 numbers is multiplied by its
 //    scales and added in float32, because tensor cores accumulate e4m3 products with fewer bits.
 // 3. Sums are rounded into tiles of shared memory, which bulk copies store. In stream_kernel the
@@ -56,6 +56,8 @@ struct Task {
   int tokens = 0;      ///< for which a stage has room
   int prefetched = 0;  ///< steps of a block, into L2
   bool shared_x, settled_weights;
+  const unsigned char* weights;
+  std::int64_t weight_strides[2];  ///< in bytes
   Bf16* out;
   std::int64_t out_strides[2];
   const float* x_scale{};
@@ -196,9 +198,6 @@ __device__ inline void load_steps(const Ring& ring, const CUtensorMap& weights,
   };
   const int steps = end - begin, early = task.settled_weights ? min(steps, stages) : 0;
   for (int i = 0; i < early; ++i) load_weights(i, i);
-  for (int i = early; i < task.prefetched; ++i)
-    for (int row = 0; row < rows; row += box)
-      hopper::prefetch_tile(weights, (begin + i) * hopper::kTileColumns, g, first_row + row);
   wait_for_earlier_launch();
   Place at;
   for (int i = 0; i < steps; ++i, at.advance(stages)) {
@@ -206,6 +205,20 @@ __device__ inline void load_steps(const Ring& ring, const CUtensorMap& weights,
     if (i >= early) load_weights(i, at.stage);
     hopper::load_tile(ring.tokens(at.stage), tokens, (begin + i) * hopper::kTileColumns, x,
                       first_token, ring.full(at.stage));
+  }
+}
+
+/// The threads that multiply prefetch the first steps of the block's weights into L2, before the
+/// launch in front has ended. They do so because copies would queue behind the loading lane's
+/// prefetches.
+__device__ inline void prefetch_weights(const Task& task, int threads, int begin, int first_row,
+                                        int g) {
+  const unsigned char* const from = task.weights + g * task.weight_strides[0] +
+                                    first_row * task.weight_strides[1] + begin * kStepBytes;
+  const int lines = min(task.rows, task.N - first_row) * task.prefetched;
+  for (int i = static_cast<int>(threadIdx.x); i < lines; i += threads) {
+    const int row = i / task.prefetched, step = i - row * task.prefetched;
+    prefetch_to_l2(from + row * task.weight_strides[1] + step * kStepBytes);
   }
 }
 
@@ -523,6 +536,7 @@ __global__ void __launch_bounds__(kRows * 2 + 32, blocks_of_processor<T, kRows, 
     leave_cluster();
     return;
   }
+  prefetch_weights(task, kMultiplying, begin, first_row, g);
   wait_for_earlier_launch();
   float sums[kTokens / 2] = {};
   if constexpr (std::is_same_v<T, Bf16>) {
@@ -797,8 +811,9 @@ void launch_product(const BatchedProduct<T>& in, Task task, cudaStream_t stream)
   const int steps = (task.steps + task.blocks - 1) / task.blocks;
   task.stages =
       std::min({steps, kMostStages, std::max(2, (kShared / resident - 1024 - beyond) / stage)});
-  // A launch with a short K is mostly latency. Longer ones lose by more than a step.
-  task.prefetched = task.steps <= 8 && !task.settled_weights ? 1 : 0;
+  // Launches lose by more than a step, and those of many tokens, which last longer, by more than
+  // two.
+  if (!task.settled_weights) task.prefetched = kTokens == kSome && steps > 2 ? 2 : 1;
   const bool adds = task.blocks > 1 || task.rows % kPartRows != 0;
   const int result = kTokens * (adds ? (kRows + 4) * 4 : kRows * 2);
   launch_clusters(kernel,
@@ -861,10 +876,14 @@ TileShape tile_for(std::int64_t G, const Task& task, bool scaled) {
   const auto tiles = [&](int rows, int tokens) {
     return G * ((task.N + rows - 1) / rows) * ((task.M + tokens - 1) / tokens);
   };
-  // Little work takes the time of one block, and small blocks are quick.
+  // Little work takes the time of one block, and small blocks are quick; but with 9 to 64 tokens,
+  // larger ones that fill the processors are quicker.
   const std::int64_t all = processors(), small = tiles(64, kFew) * task.splits;
+  const std::int64_t larger = tiles(128, kFew) * task.splits;
+  const bool fill = task.splits == 1 && 8 < task.M && task.M <= 2 * kFew && larger <= all &&
+                    larger > all * 9 / 10 && small * task.steps > 12 * all;
   if (small <= (task.splits <= 2 ? 5 * all : most_at_once(task.splits)) &&
-      small * task.steps <= 24 * all * task.splits)
+      small * task.steps <= 24 * all * task.splits && !fill)
     return {64, kFew, task.splits};
   const int tokens = task.M <= kFew ? kFew : kSome;
   if (tokens == kFew && task.splits > 2) return {64, kFew, task.splits};
@@ -921,6 +940,9 @@ void batched_product(const BatchedProduct<T>& in, cudaStream_t stream) {
             .N = static_cast<int>(N),
             .shared_x = in.x.extent(0) == 1,
             .settled_weights = in.settled_weights,
+            .weights = reinterpret_cast<const unsigned char*>(in.weight.data_handle()),
+            .weight_strides = {in.weight.stride(0) * static_cast<std::int64_t>(sizeof(T)),
+                               in.weight.stride(1) * static_cast<std::int64_t>(sizeof(T))},
             .out = in.out.data_handle(),
             .out_strides = {in.out.stride(0), in.out.stride(1)}};
   const auto tell = [](const auto& scale, const float*& data, std::int64_t(&strides)[3]) {

@@ -2,10 +2,11 @@
 // reference/recurrent/mamba2_mixer_verify.hpp.
 //
 //   grid   (parts, G, N) in clusters of (parts, 1, 1); N: rows of the batch
-//   block  kWarps warps; it has 1 / parts of the channels of one group of heads, which are rows of
-//          states [P, N] one after another. They pass through the warps' registers tile by tile,
-//          kRows x kLaneRows at a time. A warp asks for some tiles ahead, by bulk copies
-//          into shared memory of its own
+//   block  kWarps warps; it has some of the channels of one group of heads, which are rows of
+//   states
+//          [P, N] one after another: as many tiles as another block of its cluster, or one more or
+//          less. They pass through the warps' registers tile by tile, kRows x kLaneRows at a time.
+//          A warp asks for some tiles ahead, by bulk copies into shared memory of its own
 //
 // A verification writes a state after each token, so a tile of states stays in registers while the
 // row's tokens run over it, and is read once. The blocks of a cluster have one row of the batch and
@@ -40,7 +41,8 @@ constexpr int kBlocksOfProcessor = 2;  ///< bounds the registers
 constexpr int kNormThreads = 128;      ///< of gated_rms_norm
 constexpr int kStagesMax = 4;          ///< tiles of states that a warp asks for ahead, at most
 constexpr int kChannelsMax = 2048;     ///< of a group
-constexpr int kLaneRows = 4;           ///< rows that a warp's lanes hold side by side
+constexpr int kPiecesMax = kChannelsMax / kVec / kThreads;  ///< of a group's channels, of a thread
+constexpr int kLaneRows = 4;                    ///< rows that a warp's lanes hold side by side
 constexpr int kSmallTile = 8, kLargeTile = 16;  ///< rows of a tile
 static_assert(2 * kColumns == kShared);
 
@@ -69,7 +71,8 @@ struct VerifyParameters {
 /// float32; two numbers of each token's heads and one of each head; the convolved B and C, [tokens,
 /// 2, N]; the block's convolved x, later y, [tokens, own channels]; with several blocks, y of the
 /// block's tokens, [of a block, channels], and the columns that the windows of B and C keep,
-/// [kKept, 2 N]; and the warps' barriers.
+/// [kKept, 2 N]; and the warps' barriers. All blocks of a cluster have the same places, by the most
+/// channels that one of them has: they write into each other's y.
 template <int kTokens>
 struct VerifyMemory {
   char* stages;
@@ -77,7 +80,8 @@ struct VerifyMemory {
   Bf16 *vectors, *x, *y, *kept;
   std::uint64_t* barriers;
 
-  __device__ VerifyMemory(char* memory, int stages_bytes, int channels, int heads, int parts)
+  __device__ VerifyMemory(char* memory, int stages_bytes, int channels, int heads, int parts,
+                          int most_channels)
       : stages(memory),
         gated(reinterpret_cast<float*>(memory)),
         steps(reinterpret_cast<float*>(memory + first_bytes(stages_bytes, channels, parts))),
@@ -85,7 +89,7 @@ struct VerifyMemory {
         skips(decays + kTokens * rounded_up(heads)),
         vectors(reinterpret_cast<Bf16*>(skips + rounded_up(heads))),
         x(vectors + kTokens * kShared),
-        y(parts > 1 ? x + kTokens * channels / parts : x),
+        y(parts > 1 ? x + kTokens * most_channels : x),
         kept(y + of_block(parts) * channels),
         barriers(reinterpret_cast<std::uint64_t*>(kept + (parts > 1 ? kKept * kShared : 0))) {}
   __host__ __device__ static constexpr int rounded_up(int heads) { return (heads + 3) / 4 * 4; }
@@ -97,14 +101,20 @@ struct VerifyMemory {
     const int gated = of_block(parts) * channels * static_cast<int>(sizeof(float));
     return stages_bytes > gated ? stages_bytes : gated;
   }
-  static int bytes(int stages, int tile_bytes, int channels, int heads, int parts) {
+  static int bytes(int stages, int tile_bytes, int channels, int heads, int parts,
+                   int most_channels) {
     const int numbers = (2 * kTokens + 1) * rounded_up(heads);
-    int halves = kTokens * (kShared + channels / parts);
+    int halves = kTokens * (kShared + most_channels);
     if (parts > 1) halves += of_block(parts) * channels + kKept * kShared;
     return first_bytes(kWarps * stages * tile_bytes, channels, parts) + 8 * kWarps * stages +
            4 * numbers + 2 * halves;
   }
 };
+
+/// Tiles of one of `parts` blocks, at most.
+__host__ __device__ constexpr int most_tiles(int tiles, int parts) {
+  return (tiles + parts - 1) / parts;
+}
 
 /// One block's work, for rows of up to kTokens tokens, with kRows rows of a tile in one lane.
 template <class S, int kTokens, int kRows>
@@ -118,14 +128,12 @@ struct VerifyBlock {
   const VerifyParameters<S>& p;
   Memory shared;
   int n, group, part, parts;
-  int own_channels;  ///< of this block
+  int first, own_channels;  ///< of this block: its first channel in the group, and their number
 
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
-  /// The block's first channel, in the group and among all.
-  __device__ int first() const { return part * own_channels; }
-  __device__ int first_of_all() const { return group * p.channels + first(); }
+  __device__ int first_of_all() const { return group * p.channels + first; }
   __device__ S* states_of(int slot) const {
     return p.state + slot * p.slot_stride + std::int64_t{first_of_all()} * kColumns;
   }
@@ -271,7 +279,7 @@ struct VerifyBlock {
     int at_stage = 0, parity = 0;
     for (int i = warp(); i < own_channels / kTileRows; i += kWarps) {
       const int mine = i * kTileRows + Layout::row_in_warp();
-      const int head = p.by_p.of(first() + i * kTileRows);
+      const int head = p.by_p.of(first + i * kTileRows);
       const S* const tile = reinterpret_cast<const S*>(stage(at_stage));
       hopper::barrier_wait(barrier(at_stage), static_cast<std::uint32_t>(parity));
       float s[kRows][Layout::kCount];
@@ -303,7 +311,7 @@ struct VerifyBlock {
     const int own_pieces = own_channels / kVec;
     for (int i = thread(); i < size * own_pieces; i += kThreads) {
       const int t = i / own_pieces, c = i % own_pieces * kVec;
-      store_in_block(shared.y + t / parts * p.channels + first() + c,
+      store_in_block(shared.y + t / parts * p.channels + first + c,
                      *reinterpret_cast<const uint2*>(shared.x + t * own_channels + c), t % parts);
     }
   }
@@ -363,41 +371,46 @@ struct VerifyBlock {
     return sqrtf(all / static_cast<float>(p.channels) + p.eps);
   }
 
-  /// Gates and norms the block's tokens. `gates` and `weights` are those of the thread's first
-  /// piece, which is the only one in most groups.
-  __device__ void write_outputs(const VerifiedRow& row, int tokens, Gates gates,
-                                Weights weights) const {
+  /// Calls visit(i, k) for the pieces k of the group's channels that are the thread's, its i-th.
+  template <class Visit>
+  __device__ void each_piece(Visit visit) const {
+#pragma unroll
+    for (int i = 0; i < kPiecesMax; ++i)
+      if (const int k = thread() + i * kThreads; k < p.channels / kVec) visit(i, k);
+  }
+
+  /// Gates and norms the block's tokens, with the gates and weights of the thread's pieces.
+  __device__ void write_outputs(const VerifiedRow& row, int tokens,
+                                const Gates (&gates)[kPiecesMax],
+                                const Weights (&weights)[kPiecesMax]) const {
     __shared__ float roots[kTokens];
-    const int pieces = p.channels / kVec;
-    for (int k = thread(); k < pieces; k += kThreads) {
-      if (k != thread()) gates = load_gates(row, tokens, k);
+    each_piece([&](int piece, int k) {
 #pragma unroll
       for (int i = 0; i < kTokens; ++i) {
         if (i >= tokens) break;
         float y[kVec];
         load_pack<Cached::yes>(y, shared.y + i * p.channels + k * kVec);
 #pragma unroll
-        for (int j = 0; j < kVec; ++j) y[j] = y[j] * silu(to_float(gates.z[i].value[j]));
+        for (int j = 0; j < kVec; ++j) y[j] = y[j] * silu(to_float(gates[piece].z[i].value[j]));
         store_pack<Cached::yes>(shared.gated + i * p.channels + k * kVec, y);
       }
-    }
+    });
     __syncthreads();
     for (int i = warp(); i < tokens; i += kWarps) {
       const float root = root_mean_square(shared.gated + i * p.channels);
       if (lane() == 0) roots[i] = root;
     }
     __syncthreads();
-    for (int k = thread(); k < pieces; k += kThreads) {
-      if (k != thread()) weights = load_weights(k);
+    each_piece([&](int piece, int k) {
       for (int i = 0; i < tokens; ++i) {
         float y[kVec];
         load_pack<Cached::yes>(y, shared.gated + i * p.channels + k * kVec);
 #pragma unroll
         for (int j = 0; j < kVec; ++j)
-          y[j] = y[j] / roots[i] * value_of(weights.bits[j], p.norm_weight.format);
+          y[j] = y[j] / roots[i] * value_of(weights[piece].bits[j], p.norm_weight.format);
         write(p.out + token_of_block(row, i) * p.out_stride + group * p.channels + k * kVec, y);
       }
-    }
+    });
   }
 
   __device__ void write_zeros(int begin, int end) const {
@@ -421,18 +434,20 @@ struct VerifyBlock {
     update_states(row);
     __syncthreads();  // y is in shared memory
     const int tokens = tokens_of_block(row);
-    Gates gates{};
-    Weights weights{};
-    if (thread() < p.channels / kVec) {
-      gates = load_gates(row, tokens, thread());
-      weights = load_weights(thread());
-    }
+    Gates gates[kPiecesMax]{};
+    Weights weights[kPiecesMax]{};
+    each_piece([&](int i, int k) {
+      gates[i] = load_gates(row, tokens, k);
+      weights[i] = load_weights(k);
+    });
     if (parts > 1) {
       wait_for_cluster();
       hand_out(row.size);
       arrive_at_cluster();
-      p.convolution.write_shared_windows(row, part, parts, thread(), kThreads, shared.kept,
-                                         [&](int i) { return channel(i); });
+      const int writers = parts == 3 ? 2 : parts;  // of windows: a power of 2
+      if (part < writers)
+        p.convolution.write_shared_windows(row, part, writers, thread(), kThreads, shared.kept,
+                                           [&](int i) { return channel(i); });
       wait_for_cluster();
     }
     write_outputs(row, tokens, gates, weights);
@@ -445,15 +460,19 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor)
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char memory[];
   using Block = VerifyBlock<S, kTokens, kRows>;
-  const auto parts = static_cast<int>(gridDim.x);
-  const Block block{.p = p,
-                    .shared = typename Block::Memory(memory, kWarps * p.stages * Block::kTileBytes,
-                                                     p.channels, p.heads, parts),
-                    .n = static_cast<int>(blockIdx.z),
-                    .group = static_cast<int>(blockIdx.y),
-                    .part = static_cast<int>(blockIdx.x),
-                    .parts = parts,
-                    .own_channels = p.channels / parts};
+  const auto parts = static_cast<int>(gridDim.x), part = static_cast<int>(blockIdx.x);
+  const int tiles = p.channels / Block::kTileRows, first = part * tiles / parts;
+  const int own_tiles = (part + 1) * tiles / parts - first;
+  const Block block{
+      .p = p,
+      .shared = typename Block::Memory(memory, kWarps * p.stages * Block::kTileBytes, p.channels,
+                                       p.heads, parts, most_tiles(tiles, parts) * Block::kTileRows),
+      .n = static_cast<int>(blockIdx.z),
+      .group = static_cast<int>(blockIdx.y),
+      .part = part,
+      .parts = parts,
+      .first = first * Block::kTileRows,
+      .own_channels = own_tiles * Block::kTileRows};
   block.prefetch();
   wait_for_earlier_launch();
   let_the_next_launch_start();
@@ -471,31 +490,40 @@ struct Division {
 
 /// As measured on an H200 with groups of 16 heads of 64 channels. Few groups want many blocks for
 /// the multiprocessors, many want few copies of the work on B and C. Where there are fewer blocks
-/// than multiprocessors, each has one of its own; large clusters find too little room then.
+/// than multiprocessors, each has one of its own; large clusters find too little room then. Of 16
+/// multiprocessors that can share a cluster, clusters of three use 15.
 Division chosen_division(std::int64_t groups_of_all_rows, int processors) {
   if (groups_of_all_rows <= 4) return {16, kBlocksOfProcessor};
   if (groups_of_all_rows <= 8) return {8, kBlocksOfProcessor};
   if (groups_of_all_rows <= 16) return {4, kBlocksOfProcessor};
   if (groups_of_all_rows <= 24) return {4, 1};
+  if (16 * groups_of_all_rows <= 5 * processors) return {3, 1};
   if (2 * groups_of_all_rows <= processors) return {2, 1};
   return {groups_of_all_rows <= 256 ? 2 : 1, kBlocksOfProcessor};
+}
+
+/// Whether so many blocks can have a group's channels: three of them in uneven parts.
+bool divides(int parts, int channels) {
+  const int tiles = channels / kSmallTile;
+  return parts == 3 ? tiles >= 3 : tiles % parts == 0;
 }
 
 template <class S, int kTokens, int kRows>
 void launch_tiles(VerifyParameters<S>& p, const Division& division, cudaStream_t stream) {
   using Block = VerifyBlock<S, kTokens, kRows>;
-  const int parts = division.parts, tiles = p.channels / parts / Block::kTileRows;
+  const int parts = division.parts, tiles = most_tiles(p.channels / Block::kTileRows, parts);
   // A block takes a KiB more than it asks for, and the kernel declares a few bytes. What it takes
   // beyond its needs keeps others away.
   const int memory = attribute_of_device(kName, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  const int most = memory / kBlocksOfProcessor - 1024 - kTokens * static_cast<int>(sizeof(float));
+  const int most = memory / division.blocks - 1024 - kTokens * static_cast<int>(sizeof(float));
   const int least = division.blocks < kBlocksOfProcessor ? memory / (division.blocks + 1) : 0;
   const auto bytes_with = [&](int stages) {
-    return Block::Memory::bytes(stages, Block::kTileBytes, p.channels, p.heads, parts);
+    return Block::Memory::bytes(stages, Block::kTileBytes, p.channels, p.heads, parts,
+                                tiles * Block::kTileRows);
   };
   p.stages = std::min(kStagesMax, (tiles + kWarps - 1) / kWarps);
   while (p.stages > 1 && bytes_with(p.stages) > most) --p.stages;
-  last_launch = {name_of_parts(parts), kTokens, kRows};
+  last_launch = {parts == 3 ? "thirds" : name_of_parts(parts), kTokens, kRows};
   launch_in_clusters(kName, verify_kernel<S, kTokens, kRows>, p,
                      dim3(static_cast<unsigned>(parts), static_cast<unsigned>(p.groups),
                           static_cast<unsigned>(p.rows.rows)),
@@ -510,9 +538,10 @@ void launch_verify(VerifyParameters<S>& p, int asked_parts, cudaStream_t stream)
   const std::int64_t items = std::int64_t{p.rows.rows} * p.groups;
   Division division = chosen_division(items, processors);
   if (asked_parts > 0) division.parts = asked_parts;
-  while (p.channels % (division.parts * kSmallTile) != 0) division.parts /= 2;
-  const int own_channels = p.channels / division.parts;
-  const bool large = own_channels % kLargeTile == 0 && own_channels >= kWarps * kLargeTile &&
+  while (!divides(division.parts, p.channels)) division.parts /= 2;
+  const int even_parts = division.parts == 3 ? 1 : division.parts;
+  const bool large = p.channels / even_parts % kLargeTile == 0 &&
+                     p.channels / division.parts >= kWarps * kLargeTile &&
                      (sizeof(S) == 2 || items * division.parts <= processors);
   if (large)
     launch_tiles<S, kTokens, kLargeTile / kLaneRows>(p, division, stream);
@@ -600,11 +629,12 @@ void mamba2_mixer_verify(const Mamba2MixerDecode<S>& in, const IndexView& starts
                 std::to_string(columns));
   VerifyParameters<S> p = parameters_of(in, check_shapes(checks, in, columns));
   const bool known =
-      0 <= in.parts && in.parts <= 16 && std::has_single_bit(static_cast<unsigned>(in.parts));
-  checks.expect(in.parts == 0 || known, "parts", "0, 1, 2, 4, 8 or 16", std::to_string(in.parts));
-  checks.expect(in.parts == 0 || p.channels % (in.parts * kSmallTile) == 0, "parts",
+      in.parts == 0 || in.parts == 3 ||
+      (0 < in.parts && in.parts <= 16 && std::has_single_bit(static_cast<unsigned>(in.parts)));
+  checks.expect(known, "parts", "0, 1, 2, 3, 4, 8 or 16", std::to_string(in.parts));
+  checks.expect(in.parts == 0 || divides(in.parts, p.channels), "parts",
                 "a divisor of the " + std::to_string(p.channels / kSmallTile) + " x " +
-                    std::to_string(kSmallTile) + " channels of a group",
+                    std::to_string(kSmallTile) + " channels of a group, or 3",
                 std::to_string(in.parts));
   p.rows = row_slots(checks, in.slots, starts, in.x.extent(0), in.state.extent(0));
   check_row_count(checks, p.rows);

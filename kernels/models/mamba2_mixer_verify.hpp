@@ -19,7 +19,8 @@ namespace lockstep::kernels {
 /// tokens as the table has columns, 1 to 8; its window lies in the slot of column 0, its state in
 /// that of column accepted - 1, and the state after its token i goes to that of column i. Outputs
 /// of rows without these slots or with more tokens, and of tokens behind the last row, are 0; such
-/// rows leave nothing else. Throws ArgumentError, also on a device without thread block clusters.
+/// rows leave nothing else. `parts` may also be 3, of which one has a tile of 8 or 16 channels more
+/// or less than another. Throws ArgumentError, also on a device without thread block clusters.
 template <class S>
 void mamba2_mixer_verify(const Mamba2MixerDecode<S>& in, const IndexView& starts,
                          cudaStream_t stream);

@@ -259,8 +259,34 @@ bool is_repeated(const MixedView<Rank>& view, std::size_t first) {
   return true;
 }
 
+/// Launches for rows of N elements, of which a lane has 16, as it has with 128 in launch_fast(), in
+/// the tilings for that: one token per row, or without kStepsAlone anything. Returns whether it
+/// did.
+template <class Op, class S, int N, bool kStepsAlone>
+bool launch_rows(const RecurrenceParameters<S>& p, const typename Op::Parameters& in,
+                 cudaStream_t stream) {
+  constexpr int kVec = 16 / static_cast<int>(sizeof(S));
+  using Layout = RowLayout<N / 16, kVec, 16 / kVec, false>;
+  const auto launched = [&]<LaunchKind kKind, class Tiling>(Launch<kKind>, Tiling) {
+    if (!fits<Op, S, Layout, Tiling>(p)) return false;
+    launch_recurrence<Op, kKind, S, Layout, Tiling>(kName, p, in, stream);
+    return true;
+  };
+  using Few = WarpTiling<4, 1, 16, Cached::yes>;  // rows of a batch, or so many that they fill L2
+  using Some = WarpTiling<sizeof(S) == 2 ? 4 : 2, 1, 16>;
+  const bool keeps = !p.parents && !p.fold.accepted && !p.read_only;
+  if (keeps && !p.rows.starts && p.rows.columns == 0) {
+    const bool some = kSmallBatch < p.rows.rows && p.rows.rows < kLargeBatch;
+    if (!some && launched(Launch<LaunchKind::step>(), Few())) return true;
+    if (launched(Launch<LaunchKind::step>(), Some())) return true;
+  }
+  if constexpr (kStepsAlone) return false;
+  if (keeps && launched(Launch<LaunchKind::chain>(), Some())) return true;
+  return launched(Launch<LaunchKind::any>(), WarpTiling<2, 1, 8>());
+}
+
 /// Launches for A, dt and dt_bias per head. Only B and C of the activations' type (V = T) can use
-/// the kernels with 16-byte accesses.
+/// the kernels with 16-byte accesses, which serve every N that models have.
 template <class T, class S, class V>
 void launch_per_head(const RecurrenceParameters<S>& p,
                      const typename SelectiveState<T, true, V>::Parameters& in, bool aligned,
@@ -268,10 +294,14 @@ void launch_per_head(const RecurrenceParameters<S>& p,
   using Op = SelectiveState<T, true, V>;
   if constexpr (std::is_same_v<T, V>) {
     if (aligned) {
-#define LOCKSTEP_CASE(N) \
-  if (launch_fast<Op, S, FastRows<S, N>>(kName, p, in, stream)) return;
-      LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
-#undef LOCKSTEP_CASE
+      if (launch_fast<Op, S, FastRows<S, 128>>(kName, p, in, stream)) return;
+      if constexpr (!kIsScaled<S>) {
+        if (launch_rows<Op, S, 64, true>(p, in, stream)) return;
+        if (launch_rows<Op, S, 256, false>(p, in, stream)) return;
+      } else {
+        if (launch_fast<Op, S, FastRows<S, 256>>(kName, p, in, stream)) return;
+      }
+      if (launch_fast<Op, S, FastRows<S, 64>>(kName, p, in, stream)) return;
     }
   }
   launch_any<Op>(kName, p, in, stream);

@@ -1,8 +1,9 @@
 // The shapes for which kernels with 16-byte accesses are compiled, one per line: serving shapes
-// always, the others with LOCKSTEP_ALL_SHAPES. Any other shape runs in the general kernels.
+// always, the others with LOCKSTEP_ALL_SHAPES. Any other shape runs in the general kernels. The
+// updates of both recurrences have more shapes of their own.
 #pragma once
 
-// The length of a state's rows: K of the gated delta rule, N of Mamba2.
+// The length of a state's rows: K of the gated delta rule, N of Mamba2's prefill.
 #define LOCKSTEP_SERVING_STATE_ROWS(X) X(128)  // Qwen3-Next, Nemotron-H
 #ifdef LOCKSTEP_ALL_SHAPES
 #define LOCKSTEP_OTHER_STATE_ROWS(X) \

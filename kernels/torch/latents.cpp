@@ -15,11 +15,12 @@ namespace {
 struct BatchedProduct : Arguments {
   static constexpr const char* kSchema = R"(
 batched_product(Tensor x, Tensor weight, *, Tensor? x_scale=None,
-    Tensor? weight_scale=None) -> Tensor)";
+    Tensor? weight_scale=None, bool settled_weights=False) -> Tensor)";
 
   using Arguments::Arguments;
   const Tensor x = tensor(), weight = tensor();
   const MaybeTensor x_scale = maybe_tensor(), weight_scale = maybe_tensor();
+  const bool settled_weights = flag();
 
   Tensor meta() const {
     return at::empty_symint({weight.sym_size(0), x.sym_size(1), weight.sym_size(1)},
@@ -77,7 +78,8 @@ batched_product(Tensor x, Tensor weight, *, Tensor? x_scale=None,
     const Tensor rows = in_whole_rows(x), weights = in_whole_rows(weight), out = meta();
     kernels::BatchedProduct<T> in{.x = view_of<const T, 3>(rows, "x"),
                                   .weight = view_of<const T, 3>(weights, "weight"),
-                                  .out = view_of<kernels::Bf16, 3>(out, "out")};
+                                  .out = view_of<kernels::Bf16, 3>(out, "out"),
+                                  .settled_weights = settled_weights && weights.is_same(weight)};
     if (x_scale) in.x_scale = view_of<const float, 3>(*x_scale, "x_scale");
     if (weight_scale) in.weight_scale = view_of<const float, 3>(*weight_scale, "weight_scale");
     kernels::batched_product(in, stream());

@@ -228,10 +228,14 @@ void SglangPrefixMap::forget_host_window(Entry entry, Evicted& evicted) {
   host_windows_.remove(entry->first);
 }
 
-/// A state is of no use without the window before it.
+/// A state is of no use without the window before it. (0.5.23 takes one that is being copied, too.)
 void SglangPrefixMap::evict_host_windows(std::int64_t window, Evicted& evicted) {
-  while (evicted.window < window && !host_windows_.empty()) {
-    const Entry victim = records_.find(host_windows_.back());
+  while (evicted.window < window) {
+    const auto oldest =
+        std::find_if(host_windows_.rbegin(), host_windows_.rend(),
+                     [&](const Prefix& prefix) { return records_.at(prefix).backup == 0; });
+    if (oldest == host_windows_.rend()) return;
+    const Entry victim = records_.find(*oldest);
     if (is_host_leaf(victim)) {
       drop_from_host(victim, evicted);
       continue;

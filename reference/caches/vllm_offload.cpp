@@ -125,19 +125,31 @@ std::pair<VllmOffload::Count, bool> VllmOffload::look(Id id, const Shown& reques
   return {found - first, is_pending};
 }
 
-/// _lookup_complete_chunks(): groups of attention, then those of states, shorten the hit in turn.
+/// The hit ends with a chunk of states: as long as it does not, only what is before that chunk
+/// counts (vLLM 0.33 lets it end inside, with the state of the chunk's end).
 std::optional<VllmOffload::Count> VllmOffload::whole_chunks(Id id, const Shown& request,
                                                             Count computed) {
+  const auto states = std::find_if(groups_.begin(), groups_.end(),
+                                   [](const Group& group) { return group.holds_states; });
+  if (states == groups_.end()) return whole_chunks(id, request, computed, request.tokens);
+  const Count unit = size_of(static_cast<int>(states - groups_.begin()));
+  Count end = (request.tokens - 1) / unit * unit;
+  for (;;) {
+    const std::optional<Count> hit = whole_chunks(id, request, computed, end);
+    if (!hit || *hit == 0 || (computed + *hit) % unit == 0) return hit;
+    end = (computed + *hit) / unit * unit;
+    if (end <= computed) return 0;
+  }
+}
+
+/// _lookup_complete_chunks(): groups of attention, then those of states, shorten the hit in turn.
+std::optional<VllmOffload::Count> VllmOffload::whole_chunks(Id id, const Shown& request,
+                                                            Count computed, Count end) {
   std::vector<int> attention, states;
   for (int group = 0; group < static_cast<int>(groups_.size()); ++group)
     (groups_[static_cast<std::size_t>(group)].holds_states ? states : attention).push_back(group);
   std::vector<int> all = attention;
   all.insert(all.end(), states.begin(), states.end());
-  Count end = request.tokens;
-  if (!states.empty()) {
-    const Count unit = size_of(states.front());
-    end = (end - 1) / unit * unit;
-  }
   Count hit = 0;
   bool defers = false;
   std::vector<int> round = all;

@@ -122,6 +122,7 @@ class VllmOffload {
   Key key(const std::vector<Number>& hashes, int group, Count tokens);
   const Chunk* chunk(const Key& key) const;
   std::optional<Count> whole_chunks(Id id, const Shown& request, Count computed);
+  std::optional<Count> whole_chunks(Id id, const Shown& request, Count computed, Count end);
   std::pair<Count, bool> look(Id id, const Shown& request, int group, Count first, Count last);
   bool has_tails() const;
   void access(Request& request, const std::vector<Key>& keys);

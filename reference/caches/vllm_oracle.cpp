@@ -41,7 +41,8 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
       inner_unit_(config.number("checkpoint")),
       drops_(config.number("eagle") == 2),
       keeps_junctions_inside_(config.number("shared_prefix_checkpoint") != 0 && modules_ <= 1),
-      overlaps_(config.overlap != 0) {
+      overlaps_(config.overlap != 0),
+      buffer_len_(config.number("replay_ring")) {
   const VllmSchedulerConfig scheduler = VllmSchedulerConfig::of(config);
   most_tokens_ -= scheduler.drafting_slots;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
@@ -777,11 +778,26 @@ void VllmOracle::forward() {
   stamped_.clear();
   step_has_started_ = false;
   for (auto& [id, request] : requests_) {
+    if (buffer_len_ > 0 && request.scheduled) replay(request);
     if (request.scheduled && !request.loading && !request.is_prefill_chunk)
       request.is_inflight_prefill = false;
     request.scheduled = false;
   }
   ++changes_;
+}
+
+/// The row's state is written, unless it decodes the last known token into a buffer that has room,
+/// and ends no block (rule 52).
+void VllmOracle::replay(Request& request) const {
+  const Count known = request.known.size();
+  if (request.first_row) request.told = known;
+  const bool decodes = request.before >= request.told && request.computed == known &&
+                       request.computed == request.before + 1;
+  if (!decodes) request.told = known;
+  if (!decodes || request.computed % state_block_ == 0 ||
+      request.computed - request.checkpoint == buffer_len_)
+    request.checkpoint = request.computed;
+  request.buffered = request.computed - request.checkpoint;
 }
 
 void VllmOracle::new_step_starts() {
@@ -824,6 +840,8 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   if (size == 0 || prompt == 0 || prompt > size) return refuse(operation, "that is no prompt");
   if (has_tier() && operation.external > 0)
     return refuse(operation, "the CPU tier is the only one that sends tokens");
+  if (buffer_len_ > 0 && operation.external > 0)
+    return refuse(operation, "with ReplaySSM there is no connector");
   for (const ImageSpan& image : operation.images)
     if (image.end() > prompt) return refuse(operation, "an image lies after the prompt");
   Request& request = requests_[operation.id.text()];
@@ -1261,6 +1279,8 @@ Reply VllmOracle::check() const {
       numbers.insert(numbers.end(), table.columns.begin(), table.columns.end());
       numbers.insert(numbers.end(), {0, table.cached, table.partial, table.partial_block});
     }
+  for (const auto& [id, request] : requests_)
+    if (buffer_len_ > 0 && !request.waits) numbers.push_back(request.buffered);
   if (simple_) simple_->tell(numbers);
   if (tier_) tier_->tell(numbers);
   unsigned __int128 digest = 0;

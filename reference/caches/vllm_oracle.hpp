@@ -90,6 +90,10 @@ class VllmOracle final : public Subject, private VllmPool {
     bool from_blocks = false;     ///< a CPU tier's tokens are in the host's blocks, not in chunks
     Count before = 0;        ///< tokens that earlier steps had computed when its last row began
     bool first_row = false;  ///< that one is its first
+    // With ReplaySSM.
+    Count told = 0;        ///< tokens known when it came, or when its turn began
+    Count checkpoint = 0;  ///< tokens that its block's state has seen
+    Count buffered = 0;    ///< tokens behind these, since its last row
   };
   struct Copy {
     int group;
@@ -115,6 +119,7 @@ class VllmOracle final : public Subject, private VllmPool {
   Reply flush();
   Reply check() const;
   void forward();
+  void replay(Request& request) const;
   void new_step_starts();
   Result<Reply> load(Request& request);
   bool any_scheduled() const;
@@ -181,6 +186,7 @@ class VllmOracle final : public Subject, private VllmPool {
   bool drops_, keeps_junctions_inside_;
   bool overlaps_, reserves_;
   Count watermark_, lookahead_slots_;
+  Count buffer_len_;                ///< replayssm_buffer_len; 0: without
   std::optional<Count> in_flight_;  ///< most tokens that are scheduled and not settled
   std::set<Key> stamped_;
   std::vector<Copy> copies_;

@@ -108,7 +108,7 @@ constexpr FieldRow kEvict[] = {
     {"state", NumberField{&Operation::state}},
     {.name = "tier", .kind = NameField{&Operation::tier}, .needs = Capability::tiers}};
 constexpr FieldRow kMatch[] = {{"limit", NumberField{&Operation::limit}}, kSalt, kTokens};
-constexpr FieldRow kAlloc[] = {kAs};
+constexpr FieldRow kAlloc[] = {kAs, {"tokens", TokensField{&Operation::tokens}}};
 constexpr FieldRow kAdvance[] = {kSlot, kTokens};
 constexpr FieldRow kFork[] = {kAs, kSlot};
 constexpr FieldRow kCopy[] = {kFrom, {"to", NameField{&Operation::to}, true}};
@@ -297,6 +297,12 @@ Result<void> set_field(Operation& operation, const FieldRow& row, std::string_vi
       row.kind);
 }
 
+/// An operation that carries no field.
+const Operation& nothing() {
+  static const Operation operation;
+  return operation;
+}
+
 /// The field's text, empty where it is absent (or has the value that absence means).
 std::string field_text(const Operation& operation, const FieldRow& row, std::size_t limit) {
   return std::visit(
@@ -305,10 +311,9 @@ std::string field_text(const Operation& operation, const FieldRow& row, std::siz
                    return value == Operation::kAbsent ? std::string() : std::to_string(value);
                  },
                  [&](const FlagField& f) {
-                   static const Operation defaults;
                    const bool value = operation.*f.member;
-                   return value == defaults.*f.member ? std::string()
-                                                      : std::string(value ? "1" : "0");
+                   return value == nothing().*f.member ? std::string()
+                                                       : std::string(value ? "1" : "0");
                  },
                  [&](const NameField& f) { return (operation.*f.member).text(); },
                  [&](const TokensField& f) {
@@ -333,9 +338,12 @@ std::string field_text(const Operation& operation, const FieldRow& row, std::siz
 
 /// Whether the operation carries the field, and with more than nothing: external=0 is no transfer.
 bool asks_for(const Operation& operation, const FieldRow& row) {
-  const auto* const number = std::get_if<NumberField>(&row.kind);
-  return number != nullptr ? operation.*number->member > 0
-                           : !field_text(operation, row, kShown).empty();
+  return std::visit(
+      Overloaded{[&](const NumberField& f) { return operation.*f.member > 0; },
+                 [&](const FlagField& f) { return operation.*f.member != nothing().*f.member; },
+                 [&](const NameField& f) { return operation.*f.member != nothing().*f.member; },
+                 [&](const auto& f) { return !(operation.*f.member).empty(); }},
+      row.kind);
 }
 
 const VerbRow* find_verb(std::string_view name) {

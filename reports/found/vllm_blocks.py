@@ -2,12 +2,17 @@
 Needs vLLM's classes alone, no GPU and no model: nothing is computed, and what a forward would have
 written follows from the chunks that vLLM schedules."""
 
+import __future__
+
+import ast
+import importlib.util
 import logging
 import types
 
 import torch
 import vllm.v1.core.kv_cache_utils as utils
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, SamplingType
+from vllm.utils import length_from_prompt_token_ids_or_embeds
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
@@ -20,6 +25,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 logging.disable(logging.WARNING)
 register_all_kvcache_specs(None)
@@ -240,3 +246,47 @@ def step(core, token=7):
 
 def hasher(block, lookahead=0):
     return utils.get_request_block_hasher(block, hash_value, lookahead)
+
+
+def methods(*names):
+    """These methods of GPUModelRunner, by themselves: importing their file takes a GPU's packages. They
+    find here what a last pipeline rank with sampled tokens asks for."""
+    path = importlib.util.find_spec("vllm.v1.worker.gpu_model_runner").origin
+    with open(path) as source:
+        tree = ast.parse(source.read())
+    (runner,) = [node for node in tree.body if getattr(node, "name", "") == "GPUModelRunner"]
+    chosen = [node for node in runner.body if getattr(node, "name", "") in names]
+    found = {
+        "get_pp_group": lambda: bag(is_last_rank=True),
+        "SamplingType": SamplingType,
+        "CachedRequestState": CachedRequestState,
+        "length_from_prompt_token_ids_or_embeds": length_from_prompt_token_ids_or_embeds,
+    }
+    annotations = __future__.annotations.compiler_flag
+    exec(compile(ast.Module(chosen, []), path, "exec", flags=annotations), found)
+    return [found[name] for name in names]
+
+
+def worker(batch):
+    """GPUModelRunner's part that keeps this InputBatch: `requests`, and update_states(scheduler_output)."""
+    update_states, update_streaming_request = methods("_update_states", "_update_streaming_request")
+    nothing = lambda *_: None
+    made = bag(
+        "speculative_config",
+        requests={},
+        num_prompt_logprobs={},
+        encoder_cache={},
+        late_interaction_runner=bag(on_requests_finished=nothing, register_request=nothing),
+        input_batch=batch,
+        is_pooling_model=False,
+        uses_mrope=False,
+        use_async_scheduling=False,
+        use_async_spec_decode=False,
+        _process_encoder_cache_scheduler_output=nothing,
+        _zero_block_ids=nothing,
+        _may_reorder_batch=nothing,
+        _on_request_state_removed=nothing,
+    )
+    made._update_streaming_request = lambda *given: update_streaming_request(made, *given)
+    made.update_states = lambda output: update_states(made, output)
+    return made

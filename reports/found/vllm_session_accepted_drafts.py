@@ -7,43 +7,19 @@ the state before the drafts that its last verification kept.
 vLLM's Scheduler, and of its worker _update_states, InputBatch and preprocess_mamba. No model: a state is the
 number of tokens that it has seen."""
 
-import __future__
-
-import ast
 import ctypes
-import importlib.util
 import sys
 
 import numpy as np
 import torch
-from vllm.sampling_params import SamplingParams, SamplingType
-from vllm.utils import length_from_prompt_token_ids_or_embeds
+from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.worker import gpu_input_batch, mamba_utils
 
-from vllm_blocks import attention, bag, cache_config, hasher, mamba, scheduler
+from vllm_blocks import attention, bag, cache_config, hasher, mamba, scheduler, worker
 
 BLOCK, DRAFTS, BLOCKS, LENGTH, STOP = 16, 2, 64, 256, 99
-
-
-def methods(*names):
-    """These methods of GPUModelRunner, by themselves: importing their file takes a GPU's packages. They
-    find here what a last pipeline rank with sampled tokens asks for."""
-    path = importlib.util.find_spec("vllm.v1.worker.gpu_model_runner").origin
-    with open(path) as source:
-        tree = ast.parse(source.read())
-    (runner,) = [node for node in tree.body if getattr(node, "name", "") == "GPUModelRunner"]
-    chosen = [node for node in runner.body if getattr(node, "name", "") in names]
-    found = {
-        "get_pp_group": lambda: bag(is_last_rank=True),
-        "SamplingType": SamplingType,
-        "CachedRequestState": gpu_input_batch.CachedRequestState,
-        "length_from_prompt_token_ids_or_embeds": length_from_prompt_token_ids_or_embeds,
-    }
-    annotations = __future__.annotations.compiler_flag
-    exec(compile(ast.Module(chosen, []), path, "exec", flags=annotations), found)
-    return [found[name] for name in names]
 
 
 class Buffer:
@@ -77,23 +53,7 @@ class Session:
         self.batch = gpu_input_batch.InputBatch(
             4, LENGTH, LENGTH, torch.device("cpu"), 1000, [BLOCK] * 2, [columns] * 2
         )
-        nothing = lambda *_: None
-        self.worker = bag(
-            "speculative_config",
-            requests={},
-            num_prompt_logprobs={},
-            encoder_cache={},
-            late_interaction_runner=bag(on_requests_finished=nothing, register_request=nothing),
-            input_batch=self.batch,
-            is_pooling_model=False,
-            uses_mrope=False,
-            use_async_scheduling=False,
-            use_async_spec_decode=False,
-            _process_encoder_cache_scheduler_output=nothing,
-            _zero_block_ids=nothing,
-            _may_reorder_batch=nothing,
-        )
-        self.worker._update_streaming_request = lambda *given: update_streaming_request(self.worker, *given)
+        self.worker = worker(self.batch)
         self.columns = {}
 
     def turn(self, tokens):
@@ -108,7 +68,7 @@ class Session:
         output = self.core.schedule()
         count = output.num_scheduled_tokens["s"]
         verified = len(output.scheduled_spec_decode_tokens.get("s", ()))
-        update_states(self.worker, output)
+        self.worker.update_states(output)
         request = self.worker.requests["s"]
         begin = request.num_computed_tokens
         mamba_utils.preprocess_mamba(
@@ -146,7 +106,6 @@ class Session:
         return begin, seen
 
 
-update_states, update_streaming_request = methods("_update_states", "_update_streaming_request")
 mamba_utils.batch_memcpy = copy
 wrong = []
 for title, prompt, last, tokens in (

@@ -270,10 +270,15 @@ void RadixTree::forget_host_window(NodeIndex index, Evicted& evicted) {
 }
 
 /// The window used longest ago of those on the host alone goes; with a leaf all, elsewhere the
-/// state on the host as well.
+/// state on the host as well, so a node with a backup in flight is passed.
 void RadixTree::evict_host_windows(std::int64_t tokens, Evicted& evicted) {
-  while (evicted.window < tokens && !host_->listed_windows.empty()) {
-    const NodeIndex oldest = host_->listed_windows.back();
+  while (evicted.window < tokens) {
+    const auto place = std::find_if(
+        host_->listed_windows.rbegin(), host_->listed_windows.rend(), [&](NodeIndex index) {
+          return host_->nodes[index.value].backup == 0 || !rules_.host_windows_spare_backups;
+        });
+    if (place == host_->listed_windows.rend()) return;
+    const NodeIndex oldest = *place;
     if (is_host_leaf(oldest)) {
       drop_host_leaf(oldest, evicted);
       continue;

@@ -529,6 +529,11 @@ const BrokenRule<Rules> kBroken[] = {
     {"sglang-no-buffer:host-window-leaves-its-state",
      "the state of a node stays on the host when its window is evicted there",
      &Rules::host_windows_take_states, false, kHostWindow},
+    {"sglang-no-buffer:host-window-takes-state-in-flight",
+     "a window that is evicted on the host takes along a state whose backup is in flight (SGLang "
+     "0.5.23)",
+     &Rules::host_windows_spare_backups, false,
+     "window=5,window_kv=16,host_kv=40,host_states=6,host_window_kv=1"},
     {"sglang-no-buffer:write-back-drops-inner-windows",
      "under write_back the window of an inner node is evicted without being saved",
      &Rules::write_back_saves_inner_windows, false,

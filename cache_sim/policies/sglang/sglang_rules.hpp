@@ -180,6 +180,7 @@ struct SglangRules {
   bool backup_covers_window = true;        ///< what the host lacks of it, not the node's part alone
   bool load_covers_window = true;          ///< likewise, what the device lacks
   bool covered_windows_wait = true;  ///< nodes of a backup's window wait for it like its own node
+  bool host_windows_spare_backups = true;
   bool host_windows_take_states = true;  ///< the host's state of a node goes with its window
   bool write_back_saves_inner_windows = true;
   bool refused_load_copies_again = true;  ///< where a longer prefix's state was copied before

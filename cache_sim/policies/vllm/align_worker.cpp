@@ -113,6 +113,9 @@ BlockStates& AlignWorker::add_states(const WorkerRow& row, std::uint32_t group, 
   states.recurrent = block_at(columns, column + offset);
   states.conv = block_at(columns, column);
   states.conv_begin = offset;
+  states.ring = kNullBlock;
+  states.pending = 0;
+  states.appends = false;
   states.stores.clear();
   return states;
 }
@@ -178,7 +181,7 @@ void AlignWorker::change_column(const WorkerRow& row) {
   }
   seat.verifies = verifies;
   seat.settled = false;
-  seat.running = current;
+  seat.ring = std::exchange(seat.running, current);
   seat.decided = row.end - row.drafts;
 }
 
@@ -188,7 +191,17 @@ void AlignWorker::add_running_states(const WorkerRow& row) {
   const std::int64_t offset = seat.verifies && !forgets ? seat.accepted - 1 : 0;
   for (const std::uint32_t group : state_groups_) {
     BlockStates& states = add_states(row, group, seat.running, offset);
+    if (rules_.ring > 0) {
+      const BlockRequest& request = *row.request;
+      states.ring =
+          block_at(request.tables[group].columns, row.ring.appends ? seat.running : seat.ring);
+      states.pending = row.ring.pending;
+      states.appends = row.ring.appends;
+    }
     if (!seat.verifies) store_chunk(row, seat.running, states);
+    if (!rules_.flushes_write_states && row.ring.pending > 0 && !row.ring.appends)
+      states.stores.clear();
+    if (!rules_.ring_steps_move_windows && row.ring.appends) states.stores.clear();
     for (std::int64_t i = row.start; seat.verifies && i < row.end; ++i)
       states.stores.push_back(
           {i + 1, block_at(row.request->tables[group].columns, seat.running + i - row.start)});

@@ -19,6 +19,10 @@
 //   after the forward    accepted is what the verification kept; where a block end was passed, the
 //                        state of that end goes to the block's column
 //
+// With replay rings a block of states has one. A decode step may read the state and the ring's
+// first entries, write its token behind them, and leave the state as it is (RingStep; vllm.md, rule
+// 52).
+//
 // In "all" mode a forward stores the state of every block end that it passes in that block's column
 // and begins with the one in the column of the token before; nothing is moved.
 //
@@ -34,6 +38,12 @@
 
 namespace lockstep::cache_sim {
 
+/// Of a row that begins with a state and what is pending in its block's ring.
+struct RingStep {
+  std::int64_t pending = 0;  ///< entries that it reads
+  bool appends = false;      ///< it adds its token to them, and writes no state
+};
+
 /// One request's part of a step.
 struct WorkerRow {
   std::uint32_t place;
@@ -44,6 +54,7 @@ struct WorkerRow {
   std::int64_t end;
   std::int64_t drafts;        ///< the last ones of these
   std::int64_t external = 0;  ///< tokens before `start` that another server has sent
+  RingStep ring{};
 };
 
 class AlignWorker {
@@ -65,6 +76,7 @@ class AlignWorker {
  private:
   struct Seat {
     std::int64_t running = kNone;  // column of the running state in the last step
+    std::int64_t ring = kNone;     // and in the step before it
     std::int64_t accepted = 1;
     bool verifies = false;     // in the last step
     bool settled = false;      // at least its first token

@@ -115,6 +115,16 @@ Result<void> add_cpu_tiers(const Config& config, const VllmOptions& options, Blo
   return {};
 }
 
+Result<void> add_ring(const Config& config, const VllmOptions& options, BlockRules& rules) {
+  rules.ring = options.ring;
+  if (rules.ring == 0) return {};
+  if (rules.splitter_block == 0)
+    return fail("field replay_ring: rings are for caches with a group of mamba");
+  if (config.drafts != 0 || options.eagle != 0 || rules.cpu_chunks + rules.cpu_blocks > 0)
+    return fail("field replay_ring: not with drafts, eagle or a CPU tier");
+  return {};
+}
+
 }  // namespace
 
 bool is_checkpoint_valid(const BlockRules& rules, std::int64_t start, std::int64_t end,
@@ -211,6 +221,8 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
         "field shared_prefix_checkpoint: it needs eagle=2 and states that may lie inside a "
         "block");
   if (Result<void> sound = add_cpu_tiers(config, options, rules); !sound)
+    return tl::unexpected(sound.error());
+  if (Result<void> sound = add_ring(config, options, rules); !sound)
     return tl::unexpected(sound.error());
   if (rules.retention && *rules.retention % rules.scheduler_block != 0)
     return fail(

@@ -41,6 +41,7 @@ struct BlockRules {
   bool lazy_offload = false;    ///< it stores what is evicted next, not what is computed
   std::int64_t step_tokens = 0;
   bool has_disk = false;  ///< behind the CPU tier
+  std::int64_t ring = 0;  ///< entries of a replay ring; 0: every step writes its state
 
   // Rules that no configuration changes: a planted defect does (vllm_defects.cpp).
   // Hashes and the look-up.
@@ -81,6 +82,7 @@ struct BlockRules {
   bool unindexes_removed_keys = true;
   // The CPU tier.
   bool look_ups_wait_for_stores = true;
+  bool tier_hits_end_with_states = true;
   bool tier_hits_need_states = true;
   bool loads_pin_chunks = true;
   bool loads_wait_to_land = true;
@@ -120,6 +122,19 @@ struct BlockRules {
   bool copy_resets_accepted = true;
   bool forgets_accepted_before_turn = false;
   bool forgets_accepted_without_drafts = false;
+  // The replay ring.
+  bool flushes_full_rings = true;
+  bool flushes_at_block_ends = true;
+  bool boundary_flush_reads_all = false;
+  bool flushes_write_states = true;
+  bool ring_steps_move_windows = true;
+  bool reads_entry_ahead = false;
+  bool blocks_begin_with_empty_rings = true;
+  bool counts_from_the_prompt = false;
+  bool prompt_rows_read_no_ring = true;
+  bool begins_with_old_base = false;
+  bool rebases_rows_that_rested = false;
+  bool turns_read_rings = true;
 
   // Derived from these by complete().
   std::int64_t scheduler_block = 0;  ///< the least common multiple of the groups' blocks

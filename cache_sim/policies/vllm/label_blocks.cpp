@@ -31,6 +31,7 @@ LabelBlocks::LabelBlocks(const BlockRules& rules, const BlockPool& pool, Numbere
       kv_(static_cast<std::size_t>(rules.all_blocks()) * kv_size_),
       conv_(static_cast<std::size_t>(rules.all_blocks()) * conv_size_),
       recurrent_(static_cast<std::size_t>(rules.all_blocks()), Label{.poisoned = true}),
+      rings_(recurrent_.size()),
       written_(recurrent_.size()),
       group_(recurrent_.size(), kNoGroup),
       awaited_(recurrent_.size()),
@@ -85,6 +86,7 @@ void LabelBlocks::destroy(BlockId block, std::uint32_t group) {
   written_places_[block] = {};
   std::fill_n(conv_of(block), conv_size_, 0);
   recurrent_[block] = Label{.poisoned = true};
+  rings_[block].clear();
   group_[block] = group;
 }
 
@@ -115,6 +117,7 @@ void LabelBlocks::copy(const BlockCopy& copy) {
     return;
   }
   recurrent_[copy.target] = recurrent_[copy.source];
+  rings_[copy.target] = rings_[copy.source];
   std::copy_n(conv_of(copy.source), conv_size_, conv_of(copy.target));
 }
 
@@ -184,6 +187,8 @@ void LabelBlocks::forward(const BlockRow& row) {
     const Label begun = begin(row, states);
     if (row.verifies)
       verify(row, states, begun);
+    else if (states.appends)
+      append(row, states);
     else
       for (const BlockStates::Store& one : states.stores) store(row, states.group, one, begun);
   }
@@ -258,7 +263,8 @@ Label LabelBlocks::begin(const BlockRow& row, const BlockStates& states) {
   ++checks_.states;
   read(states.recurrent);
   const Label begun = recurrent_of(states.recurrent, states.group);
-  const Label expected = label_of(row.tokens, static_cast<std::uint32_t>(row.start));
+  const std::int64_t written = std::max<std::int64_t>(row.start - states.pending, 0);
+  const Label expected = label_of(row.tokens, static_cast<std::uint32_t>(written));
   if (begun != expected)
     report(fmt::format("a forward from token {} on begins with the recurrent state of block {}, "
                        "which stands for {}",
@@ -274,7 +280,38 @@ Label LabelBlocks::begin(const BlockRow& row, const BlockStates& states) {
              fmt::format("token {}", row.start - (kConvWidth - 1) + i), "another one");
       break;
     }
-  return begun;
+  return states.pending > 0 && begun == expected ? read_ring(row, states, begun) : begun;
+}
+
+/// The state with what is pending in the ring.
+Label LabelBlocks::read_ring(const BlockRow& row, const BlockStates& states, const Label& begun) {
+  const std::vector<Label>& ring = rings_[states.ring];
+  for (std::int64_t i = 0; i < states.pending; ++i) {
+    const Label due =
+        label_of(row.tokens, static_cast<std::uint32_t>(row.start - states.pending + i + 1));
+    const bool is_there = group_[states.ring] == states.group && i < std::ssize(ring);
+    if (is_there && ring[static_cast<std::size_t>(i)] == due) continue;
+    const std::string held =
+        is_there ? ring[static_cast<std::size_t>(i)].text() : "nothing that was written";
+    report(fmt::format("a forward from token {} on reads entry {} of the ring of block {}, which "
+                       "stands for {}",
+                       row.start, i, states.ring, held),
+           due.text(), held);
+    return begun;
+  }
+  return label_of(row.tokens, static_cast<std::uint32_t>(row.start));
+}
+
+/// The row's token goes into the ring, and the state stays as it is.
+void LabelBlocks::append(const BlockRow& row, const BlockStates& states) {
+  if (states.ring == kNullBlock) return;
+  write(states.ring, states.group);
+  std::vector<Label>& ring = rings_[states.ring];
+  const auto entry = static_cast<std::size_t>(states.pending);
+  if (ring.size() <= entry) ring.resize(entry + 1, Label{.poisoned = true});
+  ring[entry] = label_of(row.tokens, static_cast<std::uint32_t>(row.end));
+  for (const BlockStates::Store& one : states.stores)
+    if (one.block != kNullBlock) store_conv(one.block, one.size);
 }
 
 /// Stores the state after each token, and the conv rows of all of them in the block of the window.
@@ -312,9 +349,14 @@ void LabelBlocks::store(const BlockRow& row, std::uint32_t group, const BlockSta
   stored.digest = extend_digest(begun.digest, row.tokens, static_cast<std::uint32_t>(row.start),
                                 static_cast<std::uint32_t>(store.size));
   stored.size += static_cast<std::uint32_t>(store.size - row.start);
-  std::uint64_t* const conv = conv_of(store.block);
+  store_conv(store.block, store.size);
+}
+
+/// The window after `size` tokens.
+void LabelBlocks::store_conv(BlockId block, std::int64_t size) {
+  std::uint64_t* const conv = conv_of(block);
   for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
-    conv[i] = fingerprint_at(store.size - (kConvWidth - 1) + i);
+    conv[i] = fingerprint_at(size - (kConvWidth - 1) + i);
 }
 
 void LabelBlocks::move(const BlockMove& move) {

@@ -5,6 +5,7 @@
 //   KV             of each token a fingerprint of the prefix that ends with it
 //   recurrent      the digest of all tokens that went into the state, and their number
 //   conv           W - 1 + drafts rows, each the fingerprint of the prefix that ends with its token
+//   ring           of each entry the label of the prefix that ends with its token
 //
 // A block belongs to one group: another one that writes to it destroys what it held.
 #pragma once
@@ -63,6 +64,10 @@ class LabelBlocks final : public BlockMemory {
   void check_content(const BlockContent& content, std::uint32_t group, KeyId key,
                      std::int64_t tokens);
 
+  /// The number of tokens that a block's state has seen; 0 where it holds none of that group.
+  std::int64_t size_of_state(BlockId block, std::uint32_t group) const {
+    return recurrent_of(block, group).size;
+  }
   const Checks& checks() const { return checks_; }
   Findings& findings() { return findings_; }
 
@@ -95,6 +100,8 @@ class LabelBlocks final : public BlockMemory {
   void read_column(const BlockRow& row, const BlockKv& kv, std::int64_t column);
   std::int64_t right_kv(BlockId block, std::uint32_t group, std::int64_t place);
   Label begin(const BlockRow& row, const BlockStates& states);
+  Label read_ring(const BlockRow& row, const BlockStates& states, const Label& begun);
+  void append(const BlockRow& row, const BlockStates& states);
   void verify(const BlockRow& row, const BlockStates& states, Label state);
   void store(const BlockRow& row, std::uint32_t group, const BlockStates::Store& store,
              const Label& begun);
@@ -117,6 +124,7 @@ class LabelBlocks final : public BlockMemory {
   Label recurrent_of(BlockId block, std::uint32_t group) const {
     return group_[block] == group ? recurrent_[block] : Label{.poisoned = true};
   }
+  void store_conv(BlockId block, std::int64_t size);
   void check_block(BlockId block);
   void check_entry(const BlockPool::Entry& entry);
   void check_held(const BlockPool::Entry& entry, const Tokens& prefix);
@@ -135,14 +143,15 @@ class LabelBlocks final : public BlockMemory {
   NumberedBlocks* numbers_;
   std::size_t kv_size_ = 0, conv_size_ = 0;  // of a block
   ZeroedArray<std::uint64_t> kv_, conv_;
-  std::vector<Label> recurrent_;         // by block
-  std::vector<std::uint32_t> written_;   // by block: how often
-  std::vector<std::uint32_t> group_;     // by block: for which group, last
-  std::vector<std::uint32_t> awaited_;   // by block: copies in flight that write it
-  std::vector<std::uint32_t> readers_;   // by block: copies in flight that read it
-  std::vector<std::int64_t> guarded_;    // by block: places that these read
-  std::vector<Places> written_places_;   // by block: of KV, for that group
-  std::vector<SeenKeys> compared_keys_;  // by block
+  std::vector<Label> recurrent_;           // by block
+  std::vector<std::vector<Label>> rings_;  // by block
+  std::vector<std::uint32_t> written_;     // by block: how often
+  std::vector<std::uint32_t> group_;       // by block: for which group, last
+  std::vector<std::uint32_t> awaited_;     // by block: copies in flight that write it
+  std::vector<std::uint32_t> readers_;     // by block: copies in flight that read it
+  std::vector<std::int64_t> guarded_;      // by block: places that these read
+  std::vector<Places> written_places_;     // by block: of KV, for that group
+  std::vector<SeenKeys> compared_keys_;    // by block
   // By place, by group, by column: KV that was compared when it was read.
   std::vector<std::vector<std::vector<Seen>>> read_;
   std::vector<Tokens> of_key_;

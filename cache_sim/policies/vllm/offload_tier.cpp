@@ -67,10 +67,25 @@ std::optional<std::int64_t> OffloadTier::find_in_group(const BlockRequest& reque
   return waits ? std::nullopt : std::optional(i - begin);
 }
 
+/// Attention's chunks may be smaller, and shorten a hit to the inside of a chunk of states, whose
+/// state is that of a longer prefix: then the look-up is for what lies before this chunk.
 std::optional<std::int64_t> OffloadTier::look_up_chunks(const BlockRequest& request,
                                                         std::int64_t local) {
-  std::int64_t most = request.known;
-  if (!states_.empty()) most = floor_to(most - 1, chunk_of(states_.front()));
+  if (states_.empty()) return look_up_chunks(request, local, request.known);
+  const std::int64_t unit = chunk_of(states_.front());
+  std::int64_t most = floor_to(request.known - 1, unit);
+  for (;;) {
+    const std::optional<std::int64_t> hit = look_up_chunks(request, local, most);
+    if (!hit || *hit == 0 || (local + *hit) % unit == 0 || !rules_.tier_hits_end_with_states)
+      return hit;
+    LOCKSTEP_MARK("vllm.hit_inside_a_chunk_of_states");
+    most = floor_to(local + *hit, unit);
+    if (most <= local) return 0;
+  }
+}
+
+std::optional<std::int64_t> OffloadTier::look_up_chunks(const BlockRequest& request,
+                                                        std::int64_t local, std::int64_t most) {
   std::int64_t hit = 0;
   bool waits = false;
   for (std::vector<std::uint32_t> groups = order_, again; !groups.empty(); groups.swap(again)) {

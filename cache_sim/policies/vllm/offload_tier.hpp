@@ -139,6 +139,8 @@ class OffloadTier {
   }
   ChunkKey key_at(const std::vector<KeyId>& keys, std::uint32_t group, std::int64_t tokens) const;
   std::optional<std::int64_t> look_up_chunks(const BlockRequest& request, std::int64_t local);
+  std::optional<std::int64_t> look_up_chunks(const BlockRequest& request, std::int64_t local,
+                                             std::int64_t most);
   std::optional<std::int64_t> find_in_group(const BlockRequest& request, std::uint32_t group,
                                             std::int64_t begin, std::int64_t end);
   bool is_being_loaded(const BlockRequest& request, std::int64_t local, std::int64_t hit) const;

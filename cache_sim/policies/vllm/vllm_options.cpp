@@ -20,7 +20,8 @@ VllmOptions VllmOptions::of(const Config& config) {
           .blocks_per_chunk = config.number("blocks_per_chunk"),
           .cpu_blocks = config.number("cpu_blocks"),
           .lazy_offload = config.number("lazy_offload"),
-          .has_disk = lockstep::has_disk(config)};
+          .has_disk = lockstep::has_disk(config),
+          .ring = config.number("replay_ring")};
 }
 
 void VllmOptions::write(Config& config) const {
@@ -39,6 +40,7 @@ void VllmOptions::write(Config& config) const {
   config.put("cpu_blocks", cpu_blocks);
   config.put("lazy_offload", lazy_offload);
   config.put("disk", has_disk ? 1 : 0);
+  config.put("replay_ring", ring);
 }
 
 namespace {

@@ -25,6 +25,7 @@ struct VllmOptions {
   std::int64_t cpu_blocks;  ///< of SimpleCPUOffloadConnector, the null block too; 0: there is none
   std::int64_t lazy_offload;  ///< it stores what the device evicts next
   bool has_disk;              ///< behind the CPU tier
+  std::int64_t ring;  ///< entries of a replay ring: a step in so many writes the state; 0: all do
 
   static VllmOptions of(const Config& config);
   /// Sets them in the configuration.

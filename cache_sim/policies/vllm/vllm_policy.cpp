@@ -119,7 +119,8 @@ void VllmPolicy::run_worker() {
          .start = request.start,
          .end = request.blocks.computed,
          .drafts = request.drafts.size(),
-         .external = request.loads ? request.external : 0});
+         .external = request.loads ? request.external : 0,
+         .ring = request.ring});
   }
   worker_->forward(manager_.copies(), rows);
 }
@@ -135,6 +136,7 @@ void VllmPolicy::forward() {
   has_begun_ = goes_on_prefilling_ = false;
   manager_.release_copies();
   if (has_tier()) end_schedule();
+  if (manager_.rules().ring > 0) step_rings();
   if (worker_ && knows_its_rows()) run_worker();
   if (simple_) simple_->end_forward();
   for (const std::uint32_t place : scheduled_) {
@@ -146,6 +148,48 @@ void VllmPolicy::forward() {
   manager_.end_step();
   manager_.new_step();
   ++changes_;
+}
+
+void VllmPolicy::step_rings() {
+  for (VllmRequest& request : requests_) {
+    if (!request.id.exists() || !request.blocks.runs) continue;
+    if (request.scheduled) request.ring = ring_step(request);
+    request.rested = !request.scheduled;
+  }
+}
+
+/// A decode step reads what the steps since the last one that wrote the state have left in the
+/// ring. It writes the state where that fills the ring, or ends a block (rule 52).
+RingStep VllmPolicy::ring_step(VllmRequest& request) const {
+  const BlockRules& rules = manager_.rules();
+  const std::int64_t start = request.start;
+  const std::int64_t end = request.blocks.computed;
+  const std::int64_t known = request.known.size();
+  std::int64_t& base = request.ring_base;
+  if (base < 0) base = rules.counts_from_the_prompt ? request.blocks.prompt : known;
+  if (request.rested && rules.rebases_rows_that_rested) base = known;
+  if (start < base && (rules.prompt_rows_read_no_ring || end != start + 1)) {
+    const bool is_known = !rules.counts_from_the_prompt && !rules.begins_with_old_base;
+    if (end > base && is_known) base = known;  // it was told more meanwhile
+    return {};
+  }
+  const std::int64_t block =
+      rules.blocks_begin_with_empty_rings ? floor_to(start, rules.state_block) : 0;
+  RingStep step{.pending = (start - std::max(base, block)) % rules.ring};
+  if (start < base) step.pending = rules.ring - 1;
+  if (end != start + 1 || known != end) {
+    LOCKSTEP_MARK("vllm.turn_reads_ring");
+    base = known;
+    if (!rules.turns_read_rings) step.pending = 0;
+    return step;
+  }
+  const bool ends_block = rules.flushes_at_block_ends && end % rules.state_block == 0;
+  const bool is_full = rules.flushes_full_rings && step.pending == rules.ring - 1;
+  if (ends_block && !is_full) LOCKSTEP_MARK("vllm.ring_is_flushed_early");
+  step.appends = !ends_block && !is_full && start >= base;
+  if (rules.reads_entry_ahead) ++step.pending;
+  if (ends_block && rules.boundary_flush_reads_all) step.pending = rules.ring - 1;
+  return step;
 }
 
 void VllmPolicy::look_up(VllmRequest& request) {
@@ -184,6 +228,8 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   if (prompt == 0) return fail("admit: vLLM takes no prompt without a token");
   if (has_tier() && operation.external > 0)
     return fail("admit: with a CPU tier nobody else sends tokens");
+  if (manager_.rules().ring > 0 && operation.external > 0)
+    return fail("admit: with a replay ring nobody else sends tokens");
   if (!operation.images.empty() && operation.images.back().end() > prompt)
     return fail(fmt::format("admit: images end with the prompt's {}", counted(prompt, "token")));
   if (places_.empty()) {
@@ -205,6 +251,9 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   const std::int64_t offered = std::min<std::int64_t>(operation.external, size - 1);
   request.external = std::max<std::int64_t>(offered - request.hit.tokens, 0);
   if (has_tier() && !look_up_tier(operation, request)) return Reply::refusal(Refusal::same_step);
+  request.ring = {};
+  request.rested = false;
+  if (!manager_.rules().begins_with_old_base) request.ring_base = -1;
   request.loads = request.is_loading = request.was_loaded = request.is_in_flight = false;
   request.id = operation.id;
   request.waits = true;
@@ -596,6 +645,7 @@ void add_pool(const BlockPool& pool, const std::function<void(std::int64_t)>& ad
 ///   of each block: references, keys of it: primary first, its tokens, the others by group and
 ///   number each key that several blocks have, by group and number: those blocks in order each
 ///   request, by name: of each group its columns, columns cached, the column to copy and block
+///   with replay_ring, of each of these requests the entries that are pending
 ///   of each chunk of the CPU tier, by group and number: loads that read it, its place, its rank
 ///   and position; 0; the numbers of stores that wait, and of copies to the host and to the device
 ///   with cpu_blocks, of the host's pool the first three; the last block that lazy stores looked
@@ -624,6 +674,9 @@ std::int64_t VllmPolicy::contents() const {
       add(table.partial_column);
       add(table.partial_block);
     }
+  if (manager_.rules().ring > 0)
+    for (const auto& [name, request] : running)
+      add(request->ring.appends ? request->ring.pending + 1 : 0);
   if (has_tier()) add_tier(add);
   return static_cast<std::int64_t>(digest);
 }
@@ -681,6 +734,8 @@ template <GroupKind mamba>
 Result<BlockGroups> groups(const Config& config) {
   if (config.number("cpu_chunks") > 0)
     return fail("field cpu_chunks: chunks of the CPU tier hold labels alone");
+  if (config.number("replay_ring") > 0)
+    return fail("field replay_ring: rings beside blocks hold labels alone");
   if (config.overlap != 0 && config.drafts != 0)
     return fail(
         "field overlap: with drafts a row begins before it is known after which tokens, so blocks "
@@ -698,23 +753,11 @@ const ConfigFields kSparseFields{
     "blocks", "block",          "groups",     "hash_block", "eagle",
     "drafts", "hash_algorithm", "checkpoint", "modules",    "shared_prefix_checkpoint",
     "overlap"};
-const ConfigFields kFields{"blocks",
-                           "block",
-                           "groups",
-                           "hash_block",
-                           "eagle",
-                           "drafts",
-                           "hash_algorithm",
-                           "checkpoint",
-                           "modules",
-                           "shared_prefix_checkpoint",
-                           "retention",
-                           "overlap",
-                           "cpu_chunks",
-                           "blocks_per_chunk",
-                           "cpu_blocks",
-                           "lazy_offload",
-                           "disk"};
+const ConfigFields kFields{
+    "blocks",       "block",          "groups",     "hash_block",       "eagle",
+    "drafts",       "hash_algorithm", "checkpoint", "modules",          "shared_prefix_checkpoint",
+    "retention",    "overlap",        "cpu_chunks", "blocks_per_chunk", "cpu_blocks",
+    "lazy_offload", "disk",           "replay_ring"};
 
 const Registration<PolicyEntry> kVllmAlign{
     {.name = "vllm-align",

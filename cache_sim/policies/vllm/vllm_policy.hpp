@@ -75,6 +75,9 @@ struct VllmRequest {
   Tokens drafts;                ///< of a verification that waits for its accept
   std::vector<Flight> flights;  ///< the oldest first
   std::int64_t promised = 0;    ///< tokens that these sample, and their drafts
+  RingStep ring;                ///< of its last row
+  std::int64_t ring_base = -1;  ///< tokens that were known when it came, or when its turn began
+  bool rested = false;          ///< a step has run without it since its last row
 };
 
 /// A request that was refused by a tier with a disk, and is known to it.
@@ -148,6 +151,8 @@ class VllmPolicy final : public Subject {
   std::int64_t contents() const;
   void begin_step();
   void forward();
+  void step_rings();
+  RingStep ring_step(VllmRequest& request) const;
   void run_worker();
   void look_up(VllmRequest& request);
   Result<void> check_extend(const VllmRequest& request, const Operation& operation) const;

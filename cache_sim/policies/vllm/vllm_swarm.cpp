@@ -270,10 +270,30 @@ void draw_cpu_tier(Draw draw, ConfigDraw& fields, Swarm& swarm) {
   fields.optional("disk", 0);
 }
 
+/// Sometimes a decode step leaves its token in a ring: beside states, without drafts and transfers.
+void draw_ring(Draw draw, ConfigDraw& fields, Swarm& swarm) {
+  Config& config = swarm.config;
+  const bool draws = fields.has("replay_ring") && draw.chance(1, 5) && config.drafts == 0 &&
+                     config.number("eagle") == 0 && !has_host_tier(config) && !has_numbers(config);
+  if (draws) fields.optional("replay_ring", draw.between(1, 8));
+  if (config.number("replay_ring") == 0) return;
+  if (fields.free("drafts")) config.drafts = 0;
+  for (const char* const field :
+       {"eagle", "shared_prefix_checkpoint", "cpu_chunks", "cpu_blocks", "lazy_offload", "disk"})
+    fields.optional(field, 0);
+  fields.optional("modules", 1);
+  const VllmOptions options = VllmOptions::of(config);
+  if (!options.groups.empty() && options.groups.find("mamba") == std::string::npos &&
+      fields.free("groups"))
+    config.put("groups", fmt::format("attention:{0},mamba:{0}", options.block));
+  if (draws && !BlockRules::of(config)) fields.optional("replay_ring", 0);
+}
+
 void schedule(SwarmDraw& part) {
   Draw draw = part.draw.stream("vllm scheduler");
   auto& [all, accepted, fields, swarm, scale] = part;
   draw_cpu_tier(part.draw.stream("vllm cpu tier"), fields, swarm);
+  draw_ring(part.draw.stream("vllm ring"), fields, swarm);
   draw_steps_ahead(draw, fields, swarm);
   if (!fields.free("scheduler")) return;
   if (!swarm.scheduled) return draw_block_budget(draw, swarm);
@@ -378,6 +398,11 @@ void rate(SwarmDraw& part) {
     swarm.shared = std::max(swarm.shared, 7);
   }
   if (swarm.config.number("cpu_blocks") != 0) draw_reloads(part);
+  if (swarm.config.number("replay_ring") != 0) {
+    swarm.sent = 0;
+    swarm.extend = std::max(swarm.extend, 12);
+    if (!swarm.scheduled) swarm.turns = static_cast<int>(part.draw.stream("turns").below(4));
+  }
   draw_connector(part);
   draw_meetings(draw, fields, swarm);
   swarm.block = swarm.config.number("block");

@@ -156,9 +156,7 @@ struct Host {
       if (mistake == "log-A") a = -std::exp(a);
       if (mistake == "grow") a = -a;
     }
-    if (mistake == "from-zero")
-      for (S& s : state)
-        if (!std::isnan(s)) s = S{0};
+    if (mistake == "from-zero") start_from_zero(state);
   }
 
   void change_norms(std::string_view mistake) {

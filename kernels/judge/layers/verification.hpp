@@ -80,9 +80,7 @@ struct LayerHost {
     if (mistake == "no-z") fill(z.view(), S(1.2784645427610738));  // silu is 1 there
     if (mistake == "no-norm-weight") fill(norm_weight.view(), S{1});
     if (mistake == "no-eps") eps = usual_eps;
-    if (mistake == "from-zero")
-      for (S& s : state)
-        if (!std::isnan(s)) s = S{0};
+    if (mistake == "from-zero") start_from_zero(state);
   }
 
   /// Fills in what every such layer takes; `rounded`: states and windows as the tensors store them.

@@ -96,9 +96,7 @@ void change(Host<S>& host, std::string_view mistake) {
   if (mistake == "no-bias") host.bias.reset();
   if (mistake == "no-silu") host.silu = false;
   if (mistake == "always-silu") host.silu = true;
-  if (mistake == "from-zero")
-    for (S& x : host.state)
-      if (!std::isnan(x)) x = S{0};
+  if (mistake == "from-zero") start_from_zero(host.state);
   const std::int64_t W = host.weight.extent(1), C = host.state.extent(2);
   if (mistake == "weights-reversed")
     for (std::int64_t d = 0; d < host.weight.extent(0); ++d)

@@ -149,9 +149,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
   change_slots(host.rows, mistake, host.q.extent(0));
   const auto in = host.inputs(storage_of(c, "state", rounded));
   if (mistake == "transposed") host.state = as_if_turned(host.state);
-  if (mistake == "from-zero")
-    for (S& x : host.state)
-      if (!std::isnan(x)) x = S{0};
+  if (mistake == "from-zero") start_from_zero(host.state);
   Array<S, 3> out(host.v.shape(), S{0});
   std::optional<Array<S, 4>> snapshots = maybe_array_of<S, 4>(c, "snapshots");
   const std::optional<TensorView<S, 4>> shots = maybe_view(snapshots);

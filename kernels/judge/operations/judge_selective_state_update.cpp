@@ -150,9 +150,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
   Host<S> host(c, mistake);
   change_slots(host.rows, mistake, host.x.extent(0));
   if (mistake == "transposed") host.state = as_if_turned(host.state);
-  if (mistake == "from-zero")
-    for (S& x : host.state)
-      if (!std::isnan(x)) x = S{0};
+  if (mistake == "from-zero") start_from_zero(host.state);
   const reference::Mamba2Inputs<S> in = host.inputs(c, rounded);
   Array<S, 3> out(host.x.shape(), S{0});
   std::optional<Array<S, 4>> snapshots = maybe_array_of<S, 4>(c, "snapshots");

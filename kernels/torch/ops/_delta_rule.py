@@ -142,6 +142,32 @@ def packed_decode(mixed_qkv, a, b, pool, out, slots, **more):
     return give(out, found), pool
 
 
+def packed_ring_decode(function, mixed_qkv, a, b, pool, rings, out, slots, cursors, positions, *,
+                       A_log, dt_bias, scale, normalise, pad):
+    """The same beside rings (u, k, g) of what a row's state has not seen. k is in its ring as it is
+    read, so what normalises it is done here."""
+    HV, V, K = pool.shape[1:]
+    q, k, v = (x.squeeze(1) for x in packed_heads(mixed_qkv, HV, V, K))
+    if normalise:
+        q, k = (unit_rows(x) for x in (q, k))
+    ring_u, ring_k, ring_g = rings
+    ones = torch.ones(ring_k.shape[:3], dtype=torch.float32, device=ring_k.device)
+
+    def run():
+        return operators.gated_delta_rule_ring_update(
+            q, k, v, a, b, pool, ring_k, ones, ring_u, ring_g, int32(cursors), int32(positions),
+            scale=scale, A_log=A_log, dt_bias=dt_bias, state_indices=int32(slots),
+            pad_slot_id=pad if slots is not None else -1)
+
+    found = forward_only(function, run, mixed_qkv, a, b, A_log, dt_bias)
+    return give(out, found.unsqueeze(1)), pool
+
+
+def unit_rows(x):
+    """Rows of norm 1, in x's type."""
+    return (x.float() * (x.float().square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+
+
 def packed_heads(mixed_qkv, heads, values, K):
     """q, k [B, 1, H, K] and v [B, 1, HV, V] of one row each, views of mixed_qkv."""
     width = mixed_qkv.size(1) - heads * values

@@ -71,6 +71,12 @@ def dense_rows(tensor):
     return tensor.contiguous()
 
 
+def flushing_positions(flush, cursors, size):
+    """Positions at which the operators write the states of the rows that flush, and of no others before
+    the last entry of their rings of `size`: they do so at the last entry of a window."""
+    return torch.where(flush != 0, size - 1, cursors)
+
+
 def give(out, result):
     """The result, written to the caller's tensor if there is one."""
     if out is None:

@@ -38,6 +38,32 @@ def update(function, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, *
     return out if heads else out.squeeze(1)
 
 
+def ring_update(function, state, rings, x, dt, A, B, C, cursors, positions, D, z, dt_bias,
+                dt_softplus, slots, pad):
+    """A step of every row beside rings (x, B, dt) of what its state has not seen."""
+    dt, D, dt_bias, A = (of_heads(one, argument, sizes) for one, argument, sizes in (
+        (dt, "dt", 2), (D, "D", 1), (dt_bias, "dt_bias", 1), (A, "A", 1)))
+
+    def run():
+        return operators.selective_state_ring_update(
+            state, *rings, dense_rows(x), dt, A.float(), dense_rows(B), dense_rows(C),
+            int32(cursors), int32(positions), D=D, z=z, dt_bias=dt_bias,
+            dt_softplus=bool(dt_softplus), state_indices=int32(slots),
+            pad_slot_id=pad if slots is not None else -1)
+
+    return forward_only(function, run, x, dt, A, B, C, D, z, dt_bias)
+
+
+def of_heads(tensor, argument, sizes):
+    """The tensor with its first `sizes` dimensions, over whose others its numbers are repeated."""
+    if tensor is None or tensor.dim() == sizes:
+        return tensor
+    expect(all(size <= 1 or stride == 0
+               for size, stride in zip(tensor.shape[sizes:], tensor.stride()[sizes:])),
+           argument, "one number per head, repeated by strides of 0", tensor.stride())
+    return tensor[(slice(None),) * sizes + (0,) * (tensor.dim() - sizes)]
+
+
 def scan(function, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial, segments, starts,
          want_final, want_each):
     """Prompts x [B, S, H, P], of which segments [B, S] or starts [N + 1] name the sequences: the

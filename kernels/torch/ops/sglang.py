@@ -8,7 +8,7 @@ new tensors, or `out`; inputs are never overwritten. Trees of drafts come as ret
 import torch
 
 from . import _conv, _delta_rule, _state_space
-from ._layouts import expect, give, int32, refuse, write_slots
+from ._layouts import expect, flushing_positions, give, int32, refuse, write_slots
 
 PAD_SLOT_ID = -1
 
@@ -206,3 +206,24 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
     return _delta_rule.packed_decode(mixed_qkv, a, b, initial_state, out, ssm_state_indices,
                                      A_log=A_log, dt_bias=dt_bias, scale=scale,
                                      normalise=use_qk_l2norm_in_kernel, pad=PAD_SLOT_ID)
+
+
+def fused_recurrent_linear_replayssm_decode(mixed_qkv, a, b, A_log, dt_bias, scale, initial_state,
+                                            d_cache, k_cache, g_cache, out, ssm_state_indices,
+                                            write_pos, force_flush=None,
+                                            use_qk_l2norm_in_kernel=False, is_kda=False,
+                                            block_v=None, num_warps=1, num_stages=3, nk=2):
+    """The same over states that are written where force_flush [B] is set or write_pos [B] is L - 1:
+    otherwise the token becomes entry write_pos of its slot's ring: d_cache [slots, HV, L, V] in the
+    states' type, k_cache [slots, H, L, K] in mixed_qkv's (SGLang has it in the states'), g_cache
+    [slots, HV, L] float32, L of 1 to 16. The caller advances write_pos. is_kda is not supported."""
+    name = "fused_recurrent_linear_replayssm_decode"
+    del block_v, num_warps, num_stages, nk
+    refuse(name, is_kda=is_kda)
+    positions = write_pos
+    if force_flush is not None:
+        positions = flushing_positions(force_flush, write_pos, d_cache.size(2))
+    return _delta_rule.packed_ring_decode(
+        name, mixed_qkv, a, b, initial_state, (d_cache, k_cache, g_cache), out, ssm_state_indices,
+        write_pos, positions, A_log=A_log, dt_bias=dt_bias, scale=scale,
+        normalise=use_qk_l2norm_in_kernel, pad=PAD_SLOT_ID)

@@ -5,7 +5,7 @@ the states alone. Results are new tensors, or `out`; inputs are never overwritte
 """
 
 from . import _conv, _delta_rule, _state_space
-from ._layouts import expect, give, refuse
+from ._layouts import expect, flushing_positions, give, refuse
 
 PAD_SLOT_ID = -1
 NULL_BLOCK_ID = 0
@@ -55,6 +55,33 @@ def selective_state_update(state, x, dt, A, B, C, D, dt_bias, z=None, dt_softplu
     return give(out, _state_space.update(
         "selective_state_update", state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, source,
         out_slots=target, pad=null_block_id, starts=cu_seqlens, accepted=num_accepted_tokens))
+
+
+def selective_state_update_replayssm_output_only(
+        state, x, dt, A, B, C, D=None, dt_bias=None, z=None, dt_softplus=False, x_cache=None,
+        dt_cache=None, B_cache=None, bc_pre=None, write_pos=None, is_flush=None, max_cache_len=16,
+        state_batch_indices=None, null_block_id=NULL_BLOCK_ID, out=None,
+        enable_stochastic_rounding=False, cache_philox_rounds=0):
+    """A step of every row, x [B, H, P], over states that are written where is_flush [B] is set:
+    otherwise the token becomes entry write_pos [B] of its slot's ring: x_cache [slots, H, L, P],
+    dt_cache [slots, H, L] and B_cache [slots, G, L, N], L = max_cache_len of 1 to 16. The entries
+    before it are read. The last entry, L - 1, is written to the state alone, so is_flush has to be
+    set there, as vLLM does. dt, A, D and dt_bias are one number per head: strides of 0, or
+    [B, H] and [H]. bc_pre, scratch of vLLM's kernels, is ignored."""
+    name = "selective_state_update_replayssm_output_only"
+    del bc_pre, cache_philox_rounds
+    refuse(name, enable_stochastic_rounding=enable_stochastic_rounding)
+    for argument, given in (("x_cache", x_cache), ("dt_cache", dt_cache), ("B_cache", B_cache),
+                            ("write_pos", write_pos), ("is_flush", is_flush)):
+        expect(given is not None, argument, f"given to {name}", "none")
+    expect(x_cache.size(2) == max_cache_len, "max_cache_len", f"the {x_cache.size(2)} of x_cache",
+           max_cache_len)
+    rows = x.size(0)
+    cursors = write_pos[:rows]
+    positions = flushing_positions(is_flush[:rows], cursors, max_cache_len)
+    return give(out, _state_space.ring_update(
+        name, state, (x_cache, B_cache, dt_cache), x, dt, A, B, C, cursors, positions, D, z, dt_bias,
+        dt_softplus, _slots(state_batch_indices, rows, False), null_block_id))
 
 
 def _slots(slots, rows, verifies):

@@ -15,27 +15,31 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// Answers and snapshots of the policies `told` and `told-too`.
+/// Answers and snapshots of the policies `told` and `told-too`, and what they were asked.
 struct Told {
   std::string admit;
+  std::string alloc = "slot=1";
   Snapshot shown;
+  std::vector<std::string> asked;  ///< the lines that a policy was given
 };
 Told told, told_too;
 
 class ToldPolicy final : public Subject {
  public:
-  explicit ToldPolicy(const Told& what) : what_(what) {}
+  explicit ToldPolicy(Told& what) : what_(what) {}
   Result<Reply> apply(const Operation& operation) override {
+    what_.asked.push_back(operation.text());
     if (operation.verb == Verb::admit) return parse_reply(what_.admit, operation.verb);
+    if (operation.verb == Verb::alloc) return parse_reply(what_.alloc, operation.verb);
     return parse_reply(operation.verb == Verb::flush ? "kv=0 state=0" : "ok", operation.verb);
   }
   std::optional<Snapshot> snapshot() const override { return what_.shown; }
 
  private:
-  const Told& what_;
+  Told& what_;
 };
 
-template <const Told& kWhat>
+template <Told& kWhat>
 std::unique_ptr<Subject> make_told(const SubjectOptions&) {
   return std::make_unique<ToldPolicy>(kWhat);
 }
@@ -47,7 +51,8 @@ void add_policies() {
                      .summary = "answers what a test says",
                      .has_states = true,
                      .config_fields = {},
-                     .make = make_told<told>};
+                     .make = make_told<told>,
+                     .capabilities = {Capability::tree}};
   Registry<PolicyEntry>::add(policy);
   policy.name = "told-too";
   policy.make = make_told<told_too>;
@@ -113,6 +118,20 @@ TEST_F(Session, policiesAreComparedExactly) {
             Kinds{FindingKind::reply_differs});
   EXPECT_EQ(found("admit id=r tokens=a9\n", {"told-too", "told"}),
             Kinds{FindingKind::reply_differs});
+}
+
+// A slot that has seen tokens when it is taken is one line of a trace, and for a subject two
+// operations that it knows.
+TEST_F(Session, asksForASlotAndThenAdvancesIt) {
+  using Lines = std::vector<std::string>;
+  const std::string trace = "alloc as=s tokens=a3\n";
+  told.asked.clear();
+  EXPECT_EQ(found(trace, {"told"}), Kinds{});
+  EXPECT_EQ(std::exchange(told.asked, {}), (Lines{"alloc as=s", "advance slot=s tokens=a3"}));
+  told.alloc = "refused=no_state_slot";
+  EXPECT_EQ(found(trace, {"told"}), Kinds{});
+  EXPECT_EQ(told.asked, Lines{"alloc as=s"}) << "there is no slot to advance";
+  EXPECT_EQ(found(trace, {"told", "told-too"}), Kinds{FindingKind::reply_differs});
 }
 
 }  // namespace

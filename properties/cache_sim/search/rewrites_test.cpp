@@ -67,11 +67,10 @@ TEST(Rewrites, aSlotStoresWhatARequestOfMoreThanThreeLinesStored) {
       "config disk=1 host_kv=9 host_states=1\nadmit id=r1 tokens=a4\nsettle\n"
       "admit id=r1 tokens=a4\nextend id=r1 n=4\n"
       "finish id=r1\n";
-  const std::string slot =
-      "settle\nalloc as=r1\nadvance slot=r1 tokens=a4\ninsert slot=r1 tokens=a4\n";
+  const std::string slot = "settle\nalloc as=r1 tokens=a4\ninsert slot=r1 tokens=a4\n";
   EXPECT_TRUE(has_shorter_form(request + lines(2), slot + lines(2)));
-  const std::string three = "admit id=r1 tokens=a4\nextend id=r1 n=4\nfinish id=r1\n";
-  EXPECT_FALSE(has_shorter_form(three + lines(4), slot.substr(7) + lines(4)));
+  const std::string two = "admit id=r1 tokens=a4\ncheckpoint id=r1\n";
+  EXPECT_FALSE(has_shorter_form(two + lines(5), slot.substr(7) + lines(5)));
 }
 
 // The key ends where the computed tokens do.
@@ -81,7 +80,7 @@ TEST(Rewrites, aSlotStoresNoTokensThatWereNotComputed) {
   form.steps[1].rest = 7;
   form.steps[2].rest = 5;
   EXPECT_TRUE(take_shorter_form(form, [](const TraceForm& now) {
-    return text_of(now).starts_with("alloc as=r1\nadvance slot=r1 tokens=a4\n");
+    return text_of(now).starts_with("alloc as=r1 tokens=a4\n");
   }));
 }
 

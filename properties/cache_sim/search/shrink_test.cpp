@@ -50,7 +50,7 @@ TEST(ShrinkFurther, aFlushForLandingSettlingAndEvicting) {
                      "land tier=host\nsettle\nland tier=disk\nsettle\nevict kv=1\n"
                      "evict kv=1 tier=host\nadmit id=r1 tokens=a2\nsettle\n"
                      "admit id=r1 late=1 tokens=a2\nsettle\n",
-                 8});
+                 7});
 }
 
 TEST(ShrinkFurther, aSlotForARequest) {
@@ -62,7 +62,7 @@ TEST(ShrinkFurther, aSlotForARequest) {
                  "insert slot=s10 tokens=a4\nland tier=host\nsettle\nland tier=disk\nsettle\n"
                  "evict kv=1\nevict kv=1 tier=host\nadmit id=r8 tokens=a5\nfinish id=r7\nsettle\n"
                  "land from=disk tier=host\nland from=disk tier=host\nsettle\n",
-                 11});
+                 10});
 }
 
 TEST(ShrinkFurther, linesAndTheFieldThatAskedForThem) {
@@ -100,9 +100,8 @@ TEST(ShrinkFurther, numbersOfAList) {
                  5});
 }
 
-// Each of the two states is stored by three lines, and its write is queued by a landing and a
-// settlement and fails on one rank, before the other state cuts the prefix in two; then everything
-// is flushed, asked for and told.
+// Each of the two states is stored by two lines and leaves the device by one, and its write to the
+// disk fails on one rank; everything is flushed between them, and before a prompt asks and is told.
 TEST(ShrinkFurther, leavesWhatIsNeeded) {
   expect_shrunk({"sglang-no-buffer:ranks-take-the-least",
                  {"disk", "storage_ranks"},
@@ -112,7 +111,7 @@ TEST(ShrinkFurther, leavesWhatIsNeeded) {
                  "alloc as=s2\nadvance slot=s2 tokens=a1\ninsert slot=s2 tokens=a1\n"
                  "land tier=host\nsettle\nfail rank=1 tier=disk\nflush\nadmit id=r1 tokens=a3\n"
                  "settle\n",
-                 15});
+                 12});
 }
 
 // Executions with a pool of the default size take several times as long, but that size is what a

@@ -221,6 +221,7 @@ TEST_F(BatchedProductGpu, manyTokensHaveTheBitsOfFew) {
   expect_the_bits_of_few<Bf16>({1, 100, 24576, 576}, {1, 40});
   expect_the_bits_of_few<Bf16>({1, 100, 12800, 1024}, {1, 40});
   expect_the_bits_of_few<Bf16>({5, 40, 520, 520}, {7, 33});
+  expect_the_bits_of_few<Bf16>({125, 40, 128, 512}, {1, 20});
   expect_the_bits_of_few<E4m3>({1, 150, 16400, 272}, {1, 40, 128});
   expect_the_bits_of_few<E4m3>({1, 150, 8200, 1040}, {1, 40});
   expect_the_bits_of_few<E4m3>({3, 300, 136, 4096}, {1, 129});

@@ -268,7 +268,7 @@ TYPED_TEST_SUITE(Mamba2MixerVerifyGpu, StateTypes);
 
 // Parts of Nemotron-H, Nemotron-3-Nano, Nemotron-Nano-v2 and Falcon-H1, one group for all heads,
 // and heads that not every number of blocks divides.
-const std::vector<Heads> kHeads{{16, 1}, {16, 2}, {12, 1, 80}, {8, 1, 128}, {14, 1}, {4, 4, 32}};
+const std::vector<Heads> kHeads{{16, 1}, {16, 2}, {12, 1, 80}, {16, 1, 128}, {14, 1}, {4, 4, 32}};
 
 TYPED_TEST(Mamba2MixerVerifyGpu, aVerificationIsTheReferences) {
   for (const Heads& heads : kHeads) {
@@ -320,7 +320,8 @@ TYPED_TEST(Mamba2MixerVerifyGpu, everyBatchSizeIsServedByItsKernel) {
   for (const std::int64_t rows : {1, 2}) expect_kernel({32, 2}, rows, 4, "sixteenths 4x2");
   for (const std::int64_t rows : {3, 4}) expect_kernel({32, 2}, rows, 5, "eighths 8x4");
   for (const std::int64_t rows : {5, 12}) expect_kernel({32, 2}, rows, 2, "quarters 4x4");
-  for (const std::int64_t rows : {13, 33}) expect_kernel({32, 2}, rows, 3, "halves 4x4");
+  for (const std::int64_t rows : {13, 20}) expect_kernel({32, 2}, rows, 4, "thirds 4x4");
+  for (const std::int64_t rows : {21, 33}) expect_kernel({32, 2}, rows, 3, "halves 4x4");
   for (const std::int64_t rows : {34, 70}) expect_kernel({32, 2}, rows, 5, "halves 8x" + of_many);
   expect_kernel({64, 8, 16}, 33, 8, "whole 8x" + of_many);
   expect_kernel({16, 16, 16}, 17, 2, "whole 4x2");  // a warp has a tile of 8 rows, others have none
@@ -332,8 +333,8 @@ TYPED_TEST(Mamba2MixerVerifyGpu, everyBatchSizeIsServedByItsKernel) {
 // the windows that all of them read.
 TYPED_TEST(Mamba2MixerVerifyGpu, theBitsDoNotDependOnTheParts) {
   for (const Heads& heads : kHeads)
-    for (const int parts : {1, 2, 4, 8, 16})
-      if (heads.H / heads.G * heads.P / 8 % parts == 0)
+    for (const int parts : {1, 2, 3, 4, 8, 16})
+      if (parts == 3 || heads.H / heads.G * heads.P / 8 % parts == 0)
         expect_the_launches_bits<TypeParam>(
             heads, Batch::draw(static_cast<std::uint64_t>(parts), 3, parts == 2 ? 8 : 3, true),
             {.parts = parts}, 1);
@@ -437,8 +438,8 @@ TEST(Mamba2MixerVerifyArguments, areRefusedByName) {
       HasSubstr("num_accepted_tokens is expected to be [N] = [1]; got [2]"));
   EXPECT_THAT(complaint_about([](In& in) { in.state = transposed(in.state); }),
               HasSubstr("state is expected to be [slots, H, P, 128]"));
-  EXPECT_THAT(complaint_about([](In& in) { in.parts = 3; }),
-              HasSubstr("parts is expected to be 0, 1, 2, 4, 8 or 16; got 3"));
+  EXPECT_THAT(complaint_about([](In& in) { in.parts = 5; }),
+              HasSubstr("parts is expected to be 0, 1, 2, 3, 4, 8 or 16; got 5"));
   EXPECT_THAT(complaint_about([](In& in) { in.norm_weight = unread<const Bf16, 1>({64}); }),
               HasSubstr("norm_weight is expected to be [H P] = [256]; got [64]"));
 }

@@ -250,6 +250,22 @@ TYPED_TEST(SelectiveStateUpdateGpu, everyVerificationSizeIsServedByItsKernel) {
   EXPECT_EQ(kernels::last_launch.text(), "any 2x4") << "Mamba1";
 }
 
+// Every head of a model has kernels with 16-byte accesses, in every build.
+TYPED_TEST(SelectiveStateUpdateGpu, everyHeadOfAModelHasItsKernels) {
+  using ::testing::StartsWith;
+  for (const std::int64_t N : {64, 128, 256})
+    for (const std::int64_t P : {32, 64, 80, 128})
+      for (const std::int64_t rows : {2, 9})
+        for (const bool verified : {false, true}) {
+          const Question question{.gated = !verified, .starts = verified};
+          expect_agreement<TypeParam>(
+              {2, 1, P, N}, Batch::draw(rows, rows, verified ? 3 : 1, verified), question, rows);
+          EXPECT_THAT(kernels::last_launch.text(),
+                      AnyOf(StartsWith("step "), StartsWith("staged "), StartsWith("chain ")))
+              << "P = " << P << ", N = " << N;
+        }
+}
+
 // States go to other slots than they came from, by a table of their own.
 TYPED_TEST(SelectiveStateUpdateGpu, aSecondTableSaysWhereStatesGo) {
   for (const std::int64_t rows : {3, 9})

@@ -48,6 +48,10 @@ PARAMETERS = {  # names and order of the peers' arguments
         "state x dt A B C D dt_bias z dt_softplus state_batch_indices dst_state_batch_indices "
         "null_block_id out num_accepted_tokens cu_seqlens is_blackwell "
         "enable_stochastic_rounding cache_philox_rounds",
+    "vllm.selective_state_update_replayssm_output_only":
+        "state x dt A B C D dt_bias z dt_softplus x_cache dt_cache B_cache bc_pre write_pos "
+        "is_flush max_cache_len state_batch_indices null_block_id out "
+        "enable_stochastic_rounding cache_philox_rounds",
     "vllm.fused_recurrent_gated_delta_rule":
         "q k v g beta scale initial_state inplace_final_state cu_seqlens ssm_state_indices "
         "num_accepted_tokens use_qk_l2norm_in_kernel",
@@ -59,6 +63,10 @@ PARAMETERS = {  # names and order of the peers' arguments
         "state x dt A B C D z dt_bias dt_softplus state_batch_indices pad_slot_id out "
         "disable_state_update intermediate_states_buffer cache_steps retrieve_parent_token "
         "intermediate_state_indices enable_stochastic_rounding cache_philox_rounds",
+    "sglang.fused_recurrent_linear_replayssm_decode":
+        "mixed_qkv a b A_log dt_bias scale initial_state d_cache k_cache g_cache out "
+        "ssm_state_indices write_pos force_flush use_qk_l2norm_in_kernel is_kda block_v num_warps "
+        "num_stages nk",
     "sglang.fused_recurrent_gated_delta_rule_update":
         "q k v g beta scale initial_state_source initial_state_indices cu_seqlens "
         "use_qk_l2norm_in_kernel disable_state_update disable_output_calculation "
@@ -396,6 +404,54 @@ def check_ssm_vllm(ops):
     same(tables, lists, "the states of a table without counts")
 
 
+def ring_data(slots, L, H=4, P=3, G=2, N=5):
+    return dict(x_cache=torch.full((slots, H, L, P), torch.nan),
+                dt_cache=torch.full((slots, H, L), torch.nan),
+                B_cache=torch.full((slots, G, L, N), torch.nan), max_cache_len=L)
+
+
+def check_ssm_replay_vllm(ops):
+    """Rows whose states lag: outputs of each step, and the state where it is written, are those of
+    the recurrence, whatever lies behind the entries that were written."""
+    L, steps, flushes = 4, 11, (3, 5, 9, 10)  # full, early twice, and at once
+    data, weights, pool = ssm_data(3 * steps, 6)
+    D, dt_bias, A = (weights[name] for name in ("D", "dt_bias", "A"))
+    weights = dict(A=A[:, :1, :1].expand_as(A), D=D[:, :1].expand_as(D),
+                   dt_bias=dt_bias[:, :1].expand_as(dt_bias), dt_softplus=True)
+    data["dt"] = data["dt"][..., :1].expand_as(data["x"])
+    slots, state, rings = ints(4, 0, 2), pool.clone(), ring_data(6, L)
+    exact, written = pool.clone(), 0
+    for t in range(steps):
+        rows = {name: x[3 * t:3 * t + 3] for name, x in data.items()}
+        is_flush = torch.full((3,), t in flushes, dtype=torch.int8)
+        out = ops.vllm.selective_state_update_replayssm_output_only(
+            state, **rows, **weights, **rings, write_pos=ints(*[t - written] * 3),
+            is_flush=is_flush, state_batch_indices=slots.view(3, 1), out=torch.empty_like(rows["x"]))
+        if t in flushes:
+            written = t + 1
+        for b, slot in enumerate(slots.tolist()):
+            wanted = torch.zeros_like(out[b])
+            if slot:
+                mine = token({name: x for name, x in rows.items()}, b)
+                wanted, exact[slot] = step(exact[slot], **mine, **weights)
+            near(out[b], wanted, f"the output of step {t}")
+            if t in flushes:
+                near(state[slot], exact[slot], f"the state after step {t}")
+    bad = dict(rows, dt=rows["dt"] * torch.rand(3))
+    call = ops.vllm.selective_state_update_replayssm_output_only
+    more = dict(write_pos=ints(0, 0, 0), is_flush=is_flush, state_batch_indices=slots)
+    for kind, text, wrong in (
+            (ValueError, "dt is expected to be one number per head", dict(bad)),
+            (ValueError, "write_pos is expected to be given", dict(write_pos=None)),
+            (ValueError, "max_cache_len is expected to be the 4", dict(max_cache_len=16)),
+            (NotImplementedError, "enable_stochastic_rounding is not supported",
+             dict(enable_stochastic_rounding=True)),
+            (RuntimeError, "ring_B is expected", dict(B_cache=rings["x_cache"])),
+            (RuntimeError, "cursors is expected", dict(write_pos=ints(5, 0, 0)))):
+        raises(kind, text, lambda wrong=wrong: call(state, **{**rows, **weights, **rings, **more,
+                                                             **wrong}))
+
+
 def check_ssm_sglang(ops):
     data, weights, pool = ssm_data(9, 5)
     slots, own = ints(3, -1, 1), ints(2, 1, 0)
@@ -593,6 +649,46 @@ def check_delta_sglang(ops):
 # --- What every function keeps --------------------------------------------------------------------
 
 
+def check_delta_replay_sglang(ops):
+    """As check_ssm_replay_vllm: a ring of 3, flushed where it is full and once before."""
+    H, HV, K, V, L, slots = 2, 4, 5, 3, 3, ints(4, -1, 2)
+    pool = torch.randn(6, HV, V, K)
+    A_log, dt_bias = torch.randn(HV), torch.randn(HV)
+    rings = dict(d_cache=torch.full((6, HV, L, V), torch.nan),
+                 k_cache=torch.full((6, H, L, K), torch.nan),
+                 g_cache=torch.full((6, HV, L), torch.nan))
+    call = ops.sglang.fused_recurrent_linear_replayssm_decode
+    state, exact, cursor = pool.clone(), pool.clone(), 0
+    for t in range(9):
+        mixed, a, b = torch.randn(3, 2 * H * K + HV * V), torch.randn(3, HV), torch.randn(3, HV)
+        given = dict(mixed_qkv=mixed, a=a, b=b, A_log=A_log, dt_bias=dt_bias, scale=K**-0.5,
+                     initial_state=state, out=torch.empty(3, 1, HV, V), ssm_state_indices=slots,
+                     write_pos=ints(*[cursor] * 3), use_qk_l2norm_in_kernel=True, **rings)
+        force = ints(*[int(t == 4)] * 3) if t > 1 else None
+        out, same_pool = call(**given, force_flush=force)
+        if same_pool is not state:
+            raise Difference("the pool is another one")
+        q, k, v = (x.unflatten(1, (-1, size)) for x, size in zip(
+            mixed.split([H * K, H * K, HV * V], 1), (K, K, V)))
+        g = -A_log.exp() * F.softplus(a + dt_bias)
+        for row, slot in enumerate(slots.tolist()):
+            wanted = torch.zeros(1, HV, V)
+            if slot >= 0:
+                wanted, states = delta_row(*(x[row:row + 1] for x in (q, k, v, g, b.sigmoid())),
+                                           exact[slot], normalise=True)
+                exact[slot] = states[-1]
+            near(out[row], wanted, f"the output of step {t}")
+            if slot >= 0 and (t == 4 or cursor == L - 1):
+                near(state[slot], exact[slot], f"the state after step {t}")
+        cursor = 0 if t == 4 else (cursor + 1) % L
+    for kind, text, wrong in (
+            (NotImplementedError, "is_kda is not supported", dict(is_kda=True)),
+            (ValueError, "mixed_qkv is expected to be", dict(mixed_qkv=mixed[:, :-1])),
+            (RuntimeError, "ring_u is expected", dict(d_cache=rings["d_cache"][:, :2])),
+            (RuntimeError, "cursors is expected", dict(write_pos=ints(3, 0, 0)))):
+        raises(kind, text, lambda wrong=wrong: call(**{**given, **wrong}))
+
+
 def check_signatures(ops):
     for name, expected in PARAMETERS.items():
         function = ops
@@ -722,10 +818,12 @@ CHECKS = {
     "selective_state_update": check_ssm,
     "mamba_chunk_scan_combined": check_ssm_scan,
     "vllm.selective_state_update": check_ssm_vllm,
+    "vllm.selective_state_update_replayssm_output_only": check_ssm_replay_vllm,
     "sglang.selective_state_update": check_ssm_sglang,
     "FLA's gated delta rule": check_delta_fla,
     "vLLM's gated delta rule": check_delta_vllm,
     "SGLang's gated delta rule": check_delta_sglang,
+    "SGLang's replay of the gated delta rule": check_delta_replay_sglang,
     "refusals": check_refusals,
     "gradients": check_gradients,
     "views": check_views,

@@ -20,9 +20,11 @@ run with status 1.
 """
 
 import argparse
+import os
 import re
 import shutil
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -326,6 +328,7 @@ def merge_cases(data):
 def product_cases(data):
     # (opcheck compares arguments, for which PyTorch has no float8_e4m3fn.)
     yield dict(x=data.normal(3, 40, 512), weight=data.normal(3, 136, 512))
+    yield dict(x=data.normal(3, 5, 512), weight=data.normal(3, 136, 512), settled_weights=True)
 
 
 def latent_write_cases(data):
@@ -688,6 +691,32 @@ def check(name, device, backend):
     print(f"{device:4}  {name}: {', '.join(checks)} ok, {len(cases)} cases", flush=True)
 
 
+def check_general_kernel(name):
+    """A shape without a kernel of its own runs slowly, and a warning says so; another one says nothing."""
+
+    def bf16(*shape):
+        return torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+
+    def step(N):
+        row, number, state = bf16(1, 1, N), bf16(1, 1), torch.zeros(2, 1, 8, N, device="cuda")
+        if name == "selective_state_update":
+            A = torch.zeros(1, device="cuda")
+            return torch.ops.lockstep.selective_state_update(state, bf16(1, 1, 8), number, A, row, row)
+        return torch.ops.lockstep.gated_delta_rule_update(row, row, bf16(1, 1, 8), number, number, state)
+
+    torch.set_warn_always(True)
+    for N, warns in ((128, False), (100, True)):
+        with tempfile.TemporaryFile("w+") as said:  # PyTorch writes an operator's warnings to the descriptor
+            kept = os.dup(2)
+            os.dup2(said.fileno(), 2)
+            step(N)
+            os.dup2(kept, 2)
+            said.seek(0)
+            if ("ran in its general kernel" in said.read()) != warns:
+                raise Difference(f"{name} with rows of {N}: it is expected {'' if warns else 'not '}to warn")
+    torch.set_warn_always(False)
+
+
 def check_example(library, device):
     """Runs the README's example: the slots that it names are written, and no other."""
     text = (Path(__file__).resolve().parents[3] / "README.md").read_text()
@@ -720,6 +749,8 @@ def main():
             if arguments.operation and not {name, KERNELS.get(name)} & set(arguments.operation):
                 continue
             check(name, device, backend)
+            if device == "cuda" and name in ("selective_state_update", "gated_delta_rule_update"):
+                check_general_kernel(name)
         check_example(arguments.library, device)
     if "cuda" not in devices:
         print("cuda  there is no GPU: not checked", flush=True)

@@ -59,7 +59,7 @@ const std::vector<std::string> kFullLines = {
     "flush",
     "check",
     "match limit=0 salt=s tokens=a8",
-    "alloc as=s1",
+    "alloc as=s1 tokens=a8",
     "advance slot=s1 tokens=a8",
     "fork as=s2 slot=s1",
     "copy from=s1 to=s2",

@@ -10,6 +10,8 @@
 //   A5  the index of keys and the keys of the blocks are the same, and no key is there twice
 //   A6  the null block has no key and no reference
 //   A7  a block stands once in a table of a group, and in two tables only where it has a key
+//   A8  with replay rings the running state of a request has seen all tokens that are computed but
+//       the last ones, fewer than a ring has entries, and none of these ends a block
 //
 // Of the CPU tier, with the laws of copies in flight that reference/caches/vllm.md lists:
 //
@@ -76,6 +78,7 @@ class VllmAuditor final : public Auditor {
     recount_references();
     recount_queue();
     recount_keys();
+    check_rings();
     if (!findings.empty() || policy_.has_scheduled() || !policy_.knows_its_rows()) return;
     labels_.check_all();
     take_worker_findings();
@@ -106,6 +109,30 @@ class VllmAuditor final : public Auditor {
 
   void take_worker_findings() {
     for (Finding& finding : policy_.take_findings()) findings_->push_back(std::move(finding));
+  }
+
+  /// A8.
+  void check_rings() {
+    const BlockRules& rules = policy_.manager().rules();
+    if (rules.ring == 0 || policy_.has_scheduled()) return;
+    for (const VllmRequest& request : policy_.requests()) {
+      const std::int64_t computed = request.blocks.computed;
+      if (!request.id.exists() || !request.blocks.runs || computed == 0) continue;
+      const std::int64_t least =
+          std::max(computed - rules.ring + 1, floor_to(computed, rules.state_block));
+      for (std::uint32_t group = 0; group < rules.groups.size(); ++group) {
+        if (!is_state(rules.groups[group].kind)) continue;
+        const BlockId block =
+            block_at(request.blocks.tables[group].columns, (computed - 1) / rules.state_block);
+        const std::int64_t seen = labels_.size_of_state(block, group);
+        if (seen < least || seen > computed)
+          report(FindingKind::wrong_state_prefix,
+                 fmt::format("of request `{}` {} are computed, and the state in block {} has seen "
+                             "{}",
+                             request.id.text(), counted(computed, "token"), block, seen),
+                 fmt::format("{} to {}", least, computed), std::to_string(seen));
+      }
+    }
   }
 
   // --- The free queue, kept a second time --------------------------------------------------------

@@ -98,6 +98,11 @@ TEST(VllmAlign, refusesConfigurationsByField) {
   EXPECT_NE(error_of("drafts=256").find("field drafts: 256"), std::string::npos);
   EXPECT_NE(error_of("modules=2").find("field modules"), std::string::npos);
   EXPECT_NE(error_of("modules=300,eagle=1").find("field modules: 300"), std::string::npos);
+  for (const char* const config :
+       {"replay_ring=4,drafts=1", "replay_ring=4,eagle=1", "replay_ring=4,cpu_chunks=4"})
+    EXPECT_NE(error_of(config).find("field replay_ring: not with"), std::string::npos) << config;
+  EXPECT_NE(error_of("replay_ring=4,groups=attention:256").find("field replay_ring: rings are for"),
+            std::string::npos);
   EXPECT_NE(error_of("hash_algorithm=md5").find("field hash_algorithm: `md5`"), std::string::npos);
   EXPECT_NE(error_of("shared_prefix_checkpoint=1").find("field shared_prefix_checkpoint"),
             std::string::npos);
