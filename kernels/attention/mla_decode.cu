@@ -39,11 +39,9 @@
 // KB.
 #include "kernels/attention/mla_decode.hpp"
 
-#include <bit>
-
+#include "kernels/attention/mla_arguments.cuh"
 #include "kernels/attention/mla_latents.cuh"
 #include "kernels/attention/mla_narrow.cuh"
-#include "kernels/attention/mla_schedule.cuh"
 #include "kernels/attention/softmax_rows.cuh"
 
 namespace lockstep::kernels {
@@ -53,8 +51,7 @@ using namespace hopper;
 using namespace mla;
 
 constexpr const char* kName = "mla_decode";
-constexpr int kWidth = 576, kValues = 512, kTokenBytes = 656;
-constexpr int kRows = 64;                          ///< rows of a block
+constexpr int kTokenBytes = 656;
 constexpr int kSlabs = kWidth / kTileColumns;      ///< slabs of a tile, and of the queries: 9
 constexpr int kHalf = kValues / kTileColumns / 2;  ///< slabs of one side, half the values: 4
 constexpr int kSlabBytes = kRows * kTileRowBytes;  ///< 8 KiB
@@ -117,49 +114,11 @@ struct Layout {
 constexpr int kCleared = 6;  ///< hardware barrier of the scores; 1 to 5: the outputs and mergers
 
 // A part's piece of a divided request, in device memory.
-constexpr int kPieceBytes = kRows * kValues * 2;  ///< outputs in float16
-constexpr int kPieceNumbers = 3 * kRows;          ///< lse in powers of two; factors of both sides
-constexpr int kMostBlocks = 512;
-constexpr int kMostPieces = 144;  ///< at least the number of processors of such a chip
+constexpr int kPieceNumbers = 3 * kRows;  ///< lse in powers of two; factors of both sides
 
 /// Per lane (MlaDecode::lane), and per divided request and block of rows: pieces that are complete,
 /// counted by side; readers that are done waiting. 0 between launches.
 __device__ int counters[kMlaDecodeLanes][kMostBlocks][2];
-
-struct Decode {
-  Lengths lengths;
-  const std::int32_t* table;
-  std::int64_t table_strides[2];
-  int page, log2_page;  ///< tokens of a page; log2_page is used if pages are smaller than tiles
-  int q_len, heads, rows, row_blocks, parts;
-  bool causal;
-  float scale_log2;
-  float fewest;  ///< Scheduler::share()
-  void* out;
-  std::int64_t out_strides[3];
-  float* lse;
-  std::int64_t lse_strides[3];
-  unsigned char* pieces;
-  float* piece_numbers;
-  int lane;
-  const void* q;
-  std::int64_t q_strides[2];  ///< in bytes, of requests and rows
-  const unsigned char* cache;
-  std::int64_t cache_strides[2];  ///< in bytes, of pages and tokens
-  int pages;
-};
-/// cache: 64 columns of 16 bits, or 128 numbers of e4m3; pe: k_pe of a converted cache.
-struct Maps {
-  CUtensorMap q, cache, pe;
-};
-
-/// A run of tiles of one request.
-struct Item {
-  int request, length;
-  int first, count;  ///< tiles
-  Split split;
-  int piece;  ///< number of this part's piece in the split
-};
 
 /// Arrives once for the whole warp, after all its lanes have come here.
 __device__ inline void arrive_of_warp(std::uint32_t barrier, int lane) {
@@ -1524,39 +1483,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- The wrapper ---------------------------------------------------------------------------------
 
-int processors() {
-  static const int count = [] {
-    int device = 0, found = 0;
-    check_cuda(cudaGetDevice(&device), kName);
-    check_cuda(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device), kName);
-    return std::min(found, kMostPieces);
-  }();
-  return count;
-}
-
-/// Blocks of rows, and parts; `places` of pieces in the workspace.
-struct Grid {
-  std::int64_t row_blocks, parts;
-  std::int64_t places() const { return parts > 1 ? 2 * parts * row_blocks : 0; }
-};
-
-template <class T, class C>
-Grid grid_of(const MlaDecode<T, C>& in) {
-  const std::int64_t rows = in.q.extent(1) * in.q.extent(2), blocks = (rows + kRows - 1) / kRows;
-  std::int64_t parts = std::max<std::int64_t>(1, processors() / std::max<std::int64_t>(1, blocks));
-  if (in.parts > 0) parts = std::min<std::int64_t>(parts, in.parts);
-  return {blocks, parts};
-}
-
-/// q with the rows of a request as one dimension: [q_len H, B, 576].
-template <class T, class C>
-TensorView<const T, 3> rows_of(const MlaDecode<T, C>& in) {
-  const std::int64_t q_len = in.q.extent(1), H = in.q.extent(2);
-  return make_view(
-      in.q.data_handle(), Shape<3>{q_len * H, in.q.extent(0), in.q.extent(3)},
-      Shape<3>{H > 1 ? in.q.stride(2) : in.q.stride(1), in.q.stride(0), in.q.stride(3)});
-}
-
 /// The cache as elements of 16 bits, [page, pages, columns], so that can_be_mapped() can check it;
 /// odd strides become -1, which it refuses.
 template <class C>
@@ -1571,90 +1497,29 @@ TensorView<const Bf16, 3> sixteenths(const TensorView<const C, 3>& cache) {
 
 template <class T, class C>
 void check(const Checks& checks, const MlaDecode<T, C>& in) {
-  const std::int64_t B = in.q.extent(0), q_len = in.q.extent(1), H = in.q.extent(2);
-  const std::int64_t page = in.cache.extent(1);
-  checks.shape(in.q, "q", "[B, q_len, H, 576]", {B, q_len, H, kWidth});
-  checks.expect(H >= 1 && q_len >= 1 && q_len * H < (1 << 20), "q",
-                "[B, q_len, H, 576] with at least one row and fewer than 1048576",
-                text_of(shape_of(in.q)));
   constexpr bool kBytes = std::is_same_v<C, std::uint8_t>;
-  checks.shape(in.cache, "cache", kBytes ? "[pages, page, 656]" : "[pages, page, 576]",
-               {in.cache.extent(0), page, kBytes ? kTokenBytes : kWidth});
+  check_arguments(checks, in, kBytes ? "[pages, page, 656]" : "[pages, page, 576]",
+                  kBytes ? kTokenBytes : kWidth);
+  const std::int64_t page = in.cache.extent(1);
   checks.expect(page >= 1 && (kTokens % page == 0 || page % kTokens == 0), "cache",
                 "[pages, page, width] with pages of a divisor or a multiple of 64 tokens",
                 text_of(shape_of(in.cache)));
-  checks.shape(in.block_table, "block_table", "[B, blocks]", {B, in.block_table.extent(1)});
-  checks.shape(in.seq_lens, "seq_lens", "[B]", {B});
-  checks.shape(in.out, "out", "[B, q_len, H, 512]", {B, q_len, H, kValues});
-  checks.shape(in.lse, "lse", "[B, H, q_len]", {B, H, q_len});
-  checks.expect(in.block_table.extent(1) * page < (std::int64_t{1} << 30) &&
-                    in.cache.extent(0) < (std::int64_t{1} << 31) && B < (1 << 20),
-                "block_table", "of fewer than 2^30 tokens, for fewer than 2^20 requests",
-                text_of(shape_of(in.block_table)));
-  checks.expect(0 <= in.lane && in.lane < kMlaDecodeLanes, "lane",
-                "below " + std::to_string(kMlaDecodeLanes), std::to_string(in.lane));
-  const bool one_step = q_len == 1 || H == 1 || in.q.stride(1) == H * in.q.stride(2);
-  checks.expect(one_step && can_be_mapped(rows_of(in)), "q",
-                "with the rows of a request evenly apart, of whole 16 bytes and contiguous",
-                "strides " + text_of(Shape<4>{in.q.stride(0), in.q.stride(1), in.q.stride(2),
-                                              in.q.stride(3)}));
   checks.expect(!in.kv_scale || std::is_same_v<C, E4m3>, "kv_scale",
                 "absent without a cache of numbers in e4m3", "given");
   checks.expect(
       in.cache.extent(0) == 0 || can_be_mapped(sixteenths(in.cache)), "cache",
       "contiguous in its last dimension, with strides of whole 16 bytes",
       "strides " + text_of(Shape<3>{in.cache.stride(0), in.cache.stride(1), in.cache.stride(2)}));
-  checks.expect(in.out.stride(3) == 1 && in.out.stride(0) % 8 == 0 && in.out.stride(1) % 8 == 0 &&
-                    in.out.stride(2) % 8 == 0 &&
-                    reinterpret_cast<std::uintptr_t>(in.out.data_handle()) % 16 == 0,
-                "out", "contiguous in its last dimension, with strides of whole 16 bytes",
-                "other strides");
 }
 
 template <class T, class C>
 void start_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   const std::int64_t pages = in.cache.extent(0), page = in.cache.extent(1);
-  const Grid grid = grid_of(in);
-  Decode p{};
-  p.lengths = {in.seq_lens.data_handle(), in.seq_lens.stride(0), static_cast<int>(in.q.extent(0)),
-               pages > 0 ? static_cast<int>(in.block_table.extent(1) * page) : 0};
-  p.table = in.block_table.data_handle();
-  p.table_strides[0] = in.block_table.stride(0);
-  p.table_strides[1] = in.block_table.stride(1);
-  p.page = static_cast<int>(page);
-  p.log2_page = std::countr_zero(static_cast<unsigned>(page));
-  p.q_len = static_cast<int>(in.q.extent(1));
-  p.heads = static_cast<int>(in.q.extent(2));
-  p.rows = p.q_len * p.heads;
-  p.row_blocks = static_cast<int>(grid.row_blocks);
-  p.parts = static_cast<int>(grid.parts);
-  p.causal = in.causal;
-  p.scale_log2 = static_cast<float>(in.softmax_scale * 1.4426950408889634);
-  // The least tiles of a piece, from times: a piece of 16 rows is read and written in 1/8 of 0.1
-  // us, a tile takes 1.3 us.
-  // NOLINTNEXTLINE(bugprone-integer-division): pieces are whole
-  p.fewest = std::sqrt(static_cast<float>((p.rows + 15) / 16) / 8) / 5;
-  p.out = in.out.data_handle();
-  p.lse = in.lse.data_handle();
-  for (std::size_t i = 0; i < 3; ++i) {
-    p.out_strides[i] = in.out.stride(i);
-    p.lse_strides[i] = in.lse.stride(i);
-  }
-  if (in.workspace) {
-    p.pieces = in.workspace->data_handle();
-    p.piece_numbers = reinterpret_cast<float*>(p.pieces + grid.places() * kPieceBytes);
-  }
-  p.lane = in.lane;
-  p.q = in.q.data_handle();
-  const auto rows = rows_of(in);
-  p.q_strides[0] = rows.stride(1) * std::int64_t{sizeof(T)};
-  p.q_strides[1] = rows.stride(0) * std::int64_t{sizeof(T)};
+  const Grid grid(kName, in);
+  Decode p = parameters(in, grid);
+  p.fewest = root_of_piece(p.rows) / 5;  // from times: a tile takes 1.3 us
   Maps maps{};
-  maps.q = tile_map(kName, rows, kRows);
-  p.cache = reinterpret_cast<const unsigned char*>(in.cache.data_handle());
-  for (std::size_t i = 0; i < 2; ++i)
-    p.cache_strides[i] = in.cache.stride(i) * std::int64_t{sizeof(C)};
-  p.pages = static_cast<int>(pages);
+  maps.q = tile_map(kName, rows_of(in), kRows);
   if (pages > 0) {
     // `count` columns of the cache from `first` on, counted in elements of `data`.
     const auto columns = [&](auto* data, std::int64_t first, std::int64_t count) {
@@ -1701,7 +1566,7 @@ void start_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
 
 template <class T, class C>
 std::int64_t mla_decode_workspace(const MlaDecode<T, C>& in) {
-  return grid_of(in).places() * (kPieceBytes + kPieceNumbers * std::int64_t{sizeof(float)});
+  return Grid(kName, in).workspace(kPieceNumbers);
 }
 
 template <class T, class C>
@@ -1709,13 +1574,7 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   const Checks checks(kName);
   if (in.q.extent(0) == 0) return;
   check(checks, in);
-  const std::int64_t bytes = mla_decode_workspace(in);
-  const std::int64_t given = in.workspace ? in.workspace->extent(0) : 0;
-  checks.expect(
-      bytes == 0 || (given >= bytes &&
-                     reinterpret_cast<std::uintptr_t>(in.workspace->data_handle()) % 16 == 0),
-      "workspace", "of " + std::to_string(bytes) + " bytes at a multiple of 16",
-      std::to_string(given) + " bytes");
+  check_workspace(checks, in, mla_decode_workspace(in));
   if constexpr (std::is_same_v<C, E4m3>)
     narrow::decode<Fp16>(kName, in, stream);
   else

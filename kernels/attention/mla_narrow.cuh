@@ -37,18 +37,13 @@
 // resident: the grid has at most one block per processor.
 #pragma once
 
-#include <bit>
-
-#include "kernels/attention/mla_decode.hpp"
+#include "kernels/attention/mla_arguments.cuh"
 #include "kernels/attention/mla_latents.cuh"
-#include "kernels/attention/mla_schedule.cuh"
 #include "kernels/attention/softmax_rows.cuh"
 
 namespace lockstep::kernels::mla::narrow {
 
 using namespace hopper;
-constexpr int kWidth = 576, kValues = 512;
-constexpr int kRows = 64;                           ///< rows of a block
 constexpr int kFewRows = 16;                        ///< at most so many have products of 16
 constexpr int kSlabs = 4;                           ///< slabs of a tile's latent
 constexpr int kSlabColumns = 128;                   ///< numbers of a slab's row
@@ -113,48 +108,10 @@ struct Layout {
 };
 
 constexpr int kCounted = 3;  ///< warpgroups that say that their part of a piece is there
-constexpr int kPieceBytes = kRows * kValues * 2;
-constexpr int kMostBlocks = 512;
-constexpr int kMostPieces = 144;  ///< at least the number of processors of such a chip
 
 /// Per lane (MlaDecode::lane), and per divided request and block of rows: parts of pieces that are
 /// complete; readers that are done waiting. 0 between launches.
 static __device__ int counters[kMlaDecodeLanes][kMostBlocks][2];
-
-struct Decode {
-  Lengths lengths;
-  const std::int32_t* table;
-  std::int64_t table_strides[2];
-  int page, log2_page;  ///< tokens of a page; log2_page is used if pages are smaller than tiles
-  int q_len, heads, rows, row_blocks, parts;
-  bool causal;
-  float scale_log2;
-  float fewest;  ///< Scheduler::share()
-  Bf16* out;
-  std::int64_t out_strides[3];
-  float* lse;
-  std::int64_t lse_strides[3];
-  unsigned char* pieces;
-  float* piece_numbers;
-  int lane;
-  const unsigned char* q;
-  std::int64_t q_strides[2];  ///< in bytes, of requests and rows
-  const float* kv_scale;      ///< null: 1
-  const unsigned char* cache;
-  std::int64_t cache_strides[2];  ///< in bytes, of pages and tokens
-  int pages;
-};
-struct Maps {
-  CUtensorMap q, cache, pe;
-};
-
-/// A run of tiles of one request.
-struct Item {
-  int request, length;
-  int first, count;  ///< tiles
-  Split split;
-  int piece;  ///< number of this part's piece in the split
-};
 
 /// One product in e4m3, D [64, N] += A [64, 32] B [32, N]. A is in registers: lane l of warp w
 /// holds rows r = 16 w + l / 4 and r + 8, four numbers from k = 4 (l % 4) on and four from k + 16
@@ -306,7 +263,7 @@ class Block {
   __device__ void ask_ahead() const {
     const int b = static_cast<int>(std::int64_t{part_} * p_.lengths.count / p_.parts);
     const int thread = static_cast<int>(threadIdx.x);
-    const unsigned char* const q = p_.q + b * p_.q_strides[0];
+    const auto* const q = static_cast<const unsigned char*>(p_.q) + b * p_.q_strides[0];
     const int rows = min(kRows, p_.rows - first_row_);
     constexpr int kLines = kWidth / kTileColumns;
 #pragma unroll 1
@@ -1190,7 +1147,7 @@ class Block {
   }
   __device__ Bf16* out_of(int request, int number) const {
     const int query = number / p_.heads, head = number - query * p_.heads;
-    return p_.out + request * p_.out_strides[0] + query * p_.out_strides[1] +
+    return static_cast<Bf16*>(p_.out) + request * p_.out_strides[0] + query * p_.out_strides[1] +
            head * p_.out_strides[2];
   }
 
@@ -1571,38 +1528,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- The host ------------------------------------------------------------------------------------
 
-inline int processors(const char* name) {
-  static const int count = [&] {
-    int device = 0, found = 0;
-    check_cuda(cudaGetDevice(&device), name);
-    check_cuda(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device), name);
-    return std::min(found, kMostPieces);
-  }();
-  return count;
-}
-
 using Arguments = MlaDecode<Bf16, E4m3>;
 
-/// Blocks of rows, and parts; `places` of pieces in the workspace.
-struct Grid {
-  std::int64_t row_blocks, parts;
-  Grid(const char* name, const Arguments& in)
-      : row_blocks((in.q.extent(1) * in.q.extent(2) + kRows - 1) / kRows),
-        parts(std::max<std::int64_t>(1, processors(name) / std::max<std::int64_t>(1, row_blocks))) {
-    if (in.parts > 0) parts = std::min<std::int64_t>(parts, in.parts);
-  }
-  std::int64_t places() const { return parts > 1 ? 2 * parts * row_blocks : 0; }
-};
 inline std::int64_t workspace(const char* name, const Arguments& in) {
-  return Grid(name, in).places() * (kPieceBytes + kRows * std::int64_t{sizeof(float)});
-}
-
-/// q with the rows of a request as one dimension: [q_len H, B, 576].
-inline TensorView<const Bf16, 3> rows_of(const Arguments& in) {
-  const std::int64_t q_len = in.q.extent(1), H = in.q.extent(2);
-  return make_view(
-      in.q.data_handle(), Shape<3>{q_len * H, in.q.extent(0), in.q.extent(3)},
-      Shape<3>{H > 1 ? in.q.stride(2) : in.q.stride(1), in.q.stride(0), in.q.stride(3)});
+  return Grid(name, in).workspace(kRows);
 }
 
 /// Describes kColumns bytes of each token from column `first` on, for tiles of 64 tokens, with
@@ -1660,45 +1589,8 @@ void start(const char* name, const Decode& p, Maps& maps, const Arguments& in,
 template <class M>
 void decode(const char* name, const Arguments& in, cudaStream_t stream) {
   const std::int64_t pages = in.cache.extent(0), page = in.cache.extent(1);
-  const Grid grid(name, in);
-  Decode p{};
-  p.lengths = {in.seq_lens.data_handle(), in.seq_lens.stride(0), static_cast<int>(in.q.extent(0)),
-               pages > 0 ? static_cast<int>(in.block_table.extent(1) * page) : 0};
-  p.table = in.block_table.data_handle();
-  p.table_strides[0] = in.block_table.stride(0);
-  p.table_strides[1] = in.block_table.stride(1);
-  p.page = static_cast<int>(page);
-  p.log2_page = std::countr_zero(static_cast<unsigned>(page));
-  p.q_len = static_cast<int>(in.q.extent(1));
-  p.heads = static_cast<int>(in.q.extent(2));
-  p.rows = p.q_len * p.heads;
-  p.row_blocks = static_cast<int>(grid.row_blocks);
-  p.parts = static_cast<int>(grid.parts);
-  p.causal = in.causal;
-  p.scale_log2 = static_cast<float>(in.softmax_scale * 1.4426950408889634);
-  // The least tiles of a piece: a piece of 16 rows is read and written in 1/8 of 0.1 us, a tile
-  // takes 0.7 us.
-  // NOLINTNEXTLINE(bugprone-integer-division): pieces are whole
-  p.fewest = std::sqrt(static_cast<float>((p.rows + 15) / 16) / 8) / 4;
-  p.out = in.out.data_handle();
-  p.lse = in.lse.data_handle();
-  for (std::size_t i = 0; i < 3; ++i) {
-    p.out_strides[i] = in.out.stride(i);
-    p.lse_strides[i] = in.lse.stride(i);
-  }
-  if (in.workspace) {
-    p.pieces = in.workspace->data_handle();
-    p.piece_numbers = reinterpret_cast<float*>(p.pieces + grid.places() * kPieceBytes);
-  }
-  p.lane = in.lane;
-  p.q = reinterpret_cast<const unsigned char*>(in.q.data_handle());
-  const auto rows = rows_of(in);
-  p.q_strides[0] = rows.stride(1) * std::int64_t{sizeof(Bf16)};
-  p.q_strides[1] = rows.stride(0) * std::int64_t{sizeof(Bf16)};
-  if (in.kv_scale) p.kv_scale = in.kv_scale->data_handle();
-  p.cache = reinterpret_cast<const unsigned char*>(in.cache.data_handle());
-  p.cache_strides[0] = in.cache.stride(0), p.cache_strides[1] = in.cache.stride(1);
-  p.pages = static_cast<int>(pages);
+  Decode p = parameters(in, Grid(name, in));
+  p.fewest = root_of_piece(p.rows) / 4;  // from times: a tile takes 0.7 us
   Maps maps{};
   if (pages > 0 && page >= kTokens) {
     maps.cache = bytes_map<kSlabColumns>(name, in.cache, 0, kValues);
