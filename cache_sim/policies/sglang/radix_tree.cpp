@@ -36,7 +36,7 @@ std::uint64_t RadixTree::child_hash(NodeIndex parent, Name salt, const Tokens& k
 /// at + limit) follows it, in whole pages.
 NodeIndex RadixTree::find_child(NodeIndex parent, Name salt, const Tokens& key, std::uint32_t at,
                                 std::uint32_t limit, std::uint32_t& common) const {
-  if (limit < options_.page) return NodeIndex::none();
+  if (limit < options_.page || child_count_of(parent) == 0) return NodeIndex::none();
   const std::uint64_t hash = child_hash(parent, salt, key, at);
   const std::size_t mask = children_.size() - 1;
   for (std::size_t i = hash & mask; children_[i].node.exists(); i = (i + 1) & mask) {
@@ -210,9 +210,7 @@ void RadixTree::cap_states(NodeIndex tail) {
   Evicted unreported;
   for (; excess > 0 && path_.back() != tail; path_.pop_back()) {
     const RadixNode& state = node(path_.back());
-    const std::uint32_t children =
-        host_ == nullptr ? state.child_count : host_->nodes[path_.back().value].children;
-    if (state.state_lock != 0 || children != 1 || is_leaf(state)) continue;
+    if (state.state_lock != 0 || child_count_of(path_.back()) != 1 || is_leaf(state)) continue;
     if (rules_.caps_paths) forget_state(path_.back(), unreported);
     --excess;
   }
@@ -325,9 +323,8 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     if (host_ != nullptr && node(path_.back()).depth() > inserted) count_insert(path_.back());
   }
 
-  Surplus surplus;
   if (owned < depth) {
-    append_slice(surplus.kv, row, owned - row_begin, depth - row_begin);
+    append_slice(surplus_.kv, row, owned - row_begin, depth - row_begin);
     done.duplicates = depth - owned;
   }
   NodeIndex at = from;
@@ -350,19 +347,19 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     } else if (first < depth) {
       done.duplicates += depth - first;
       if (windows_ == nullptr)
-        append_slice(surplus.kv, row, first - row_begin, depth - row_begin);
+        append_slice(surplus_.kv, row, first - row_begin, depth - row_begin);
       else
-        overlap_window(child, {row, row_begin, *window}, first, surplus);
+        overlap_window(child, {row, row_begin, *window}, first, surplus_);
     }
     at = child;
     if (host_ != nullptr && depth > inserted) count_insert(at);
   }
-  if (!surplus.kv.empty()) {
+  if (!surplus_.kv.empty()) {
     LOCKSTEP_MARK("insert.duplicates");
-    if (rules_.frees_duplicates_twice) kv_.release(surplus.kv);
-    kv_.release(surplus.kv);
+    if (rules_.frees_duplicates_twice) kv_.release(surplus_.kv);
+    kv_.release_from(surplus_.kv, 0);
   }
-  if (!surplus.window.empty()) windows_->pool.release(surplus.window);
+  if (windows_ != nullptr) windows_->pool.release_from(surplus_.window, 0);
   if (depth < size) {
     const std::uint32_t leaf_start = depth;
     at = add_leaf(key.prefix(size), salt, at);
