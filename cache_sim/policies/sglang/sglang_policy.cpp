@@ -232,32 +232,30 @@ bool SglangPolicy::take_slots(RadixRequest& request, RadixTree::Evicted& evicted
   return true;
 }
 
-/// Gives the request a place among those that run.
-void SglangPolicy::enter(RadixRequest&& request) {
+/// The request in the next free place runs from now on.
+void SglangPolicy::enter(RadixRequest& request, Name id) {
+  request.id = id;
+  if (place_of_.size() <= id.index()) place_of_.resize(id.index() + 1, kNowhere);
+  place_of_[id.index()] = free_places_.back();
+  free_places_.pop_back();
+}
+
+/// The next free place with the request that the admission describes, without its name.
+RadixRequest& SglangPolicy::request_of(const Operation& admission) {
   if (free_places_.empty()) {
     free_places_.push_back(static_cast<std::uint32_t>(requests_.size()));
     requests_.emplace_back();
   }
-  const std::uint32_t place = free_places_.back();
-  const Name id = request.id;
-  free_places_.pop_back();
-  requests_[place] = std::move(request);
-  if (place_of_.size() <= id.index()) place_of_.resize(id.index() + 1, kNowhere);
-  place_of_[id.index()] = place;
-}
-
-/// The request as its admission describes it.
-RadixRequest SglangPolicy::request_of(const Operation& admission) {
-  const std::uint32_t size = admission.tokens.size();
-  RadixRequest request;
-  if (!free_places_.empty())
-    request.kv = std::move(requests_[free_places_.back()].kv);  // its capacity
-  request.id = admission.id;
+  RadixRequest& request = requests_[free_places_.back()];
+  KvRuns kv = std::move(request.kv);  // its capacity
+  std::destroy_at(&request);
+  std::construct_at(&request);
+  request.kv = std::move(kv);
   request.salt = admission.salt;
   request.known = admission.tokens;
+  const std::uint32_t size = request.admitted = admission.tokens.size();
   request.prompt_size =
       admission.prompt == Operation::kAbsent ? size : static_cast<std::uint32_t>(admission.prompt);
-  request.admitted = size;
   return request;
 }
 
@@ -281,8 +279,9 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   const bool is_admitted = find(operation.id) != nullptr;
   if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
     return tl::unexpected(sound.error());
-  if (const Result<void> fits = check_windows(operation); !fits)
-    return tl::unexpected(fits.error());
+  if (windows_)
+    if (const Result<void> fits = check_windows(operation); !fits)
+      return tl::unexpected(fits.error());
   const std::uint32_t size = operation.tokens.size();
   if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
   WaitingRequest* const waiting = storage() != nullptr ? &arrive(operation) : nullptr;
@@ -290,7 +289,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   if (waiting != nullptr && !prefetch_is_over(*waiting, operation.late))
     return Reply::refusal(Refusal::same_step);
 
-  RadixRequest request = request_of(operation);
+  RadixRequest& request = request_of(operation);
   RadixTree::Match match = tree_.match(operation.tokens, match_limit(size), operation.salt);
   const std::uint32_t on_device = match.prefix;
   const bool hit = match.end != RadixTree::kRoot;
@@ -345,7 +344,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
       .set(ReplyField::evicted_states, evicted.states + for_received.states);
   if (operation.room != Operation::kAbsent) reply.set(ReplyField::kv, left);
   if (waiting != nullptr) waiting_.erase(operation.id.index());
-  enter(std::move(request));
+  enter(request, operation.id);
   return reply;
 }
 
@@ -442,9 +441,11 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   if (operation.async && request.in_flight_count == request.in_flight.size())
     return fail("extend: two results are out already, and a server runs one step ahead");
   const std::uint32_t drafts = operation.drafts.size();
-  if (const Result<void> fits = check_windows(operation); !fits)
-    return tl::unexpected(fits.error());
-  if (const Result<void> tree = check_tree(operation); !tree) return tl::unexpected(tree.error());
+  if (windows_)
+    if (const Result<void> fits = check_windows(operation); !fits)
+      return tl::unexpected(fits.error());
+  if (!operation.parents.empty())
+    if (const Result<void> tree = check_tree(operation); !tree) return tl::unexpected(tree.error());
   if (operation.async && drafts != 0)
     return fail("extend: a verification's result decides what comes next, so it is not async");
   const std::int64_t left =

@@ -255,7 +255,7 @@ class SglangPolicy : public Subject {
   void free_window(RadixRequest& request);
   bool allocate_kv(RadixRequest& request, std::int64_t needed);
   void split_at_prompt(const RadixRequest& request, std::uint32_t size, NodeIndex end);
-  RadixRequest request_of(const Operation& admission);
+  RadixRequest& request_of(const Operation& admission);
   std::uint32_t match_limit(std::uint32_t size) const;
   bool clears_cursor(bool received, std::uint32_t cached, std::uint32_t on_device) const;
   bool copy_on_write(RadixRequest& request, NodeIndex source, NodeIndex end);
@@ -263,12 +263,15 @@ class SglangPolicy : public Subject {
   void copy_matched_state(RadixRequest& request, StateSlot matched);
   Refusal load(RadixRequest& request, RadixTree::Match& match, NodeIndex& locked);
   void follow_loads(RadixRequest& request) const;
-  void await_loads(RadixRequest& request);
+  void await_loads(RadixRequest& request) {
+    if (request.awaits != 0) land_awaited(request);
+  }
+  void land_awaited(RadixRequest& request);
   void begin_at(RadixRequest& request, const RadixTree::Match& match);
   LayerState::Lengths lengths_of(const RadixRequest& request) const;
   Reply admitted(const RadixRequest& request) const;
   bool take_slots(RadixRequest& request, RadixTree::Evicted& evicted);
-  void enter(RadixRequest&& request);
+  void enter(RadixRequest& request, Name id);
   static Result<void> check_tree(const Operation& operation);
   void run(RadixRequest& request, std::uint32_t stop, Forward forward);
   void verify(RadixRequest& request, const Operation& operation);

@@ -26,7 +26,6 @@ std::int64_t window_slots(const Config& config) {
 
 /// Speculation and transfers are not told of windows.
 Result<void> SglangPolicy::check_windows(const Operation& operation) const {
-  if (!windows_) return {};
   const bool speculates = !operation.drafts.empty();
   if (!speculates && operation.external <= 0) return {};
   return fail(fmt::format("{}: {}= is not for a config with window=", to_string(operation.verb),
