@@ -124,8 +124,9 @@ Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operatio
 bool ReplaySession::ask_all(const Operation& operation) {
   // A verb that a subject does not understand is the caller's mistake; it is sent to no subject.
   for (const auto& seat : seats_of_rank())
-    if (const std::string lack = lack_for(operation, seat->capabilities); !lack.empty()) {
-      refuse({.text = fmt::format("{}: {} {}", to_string(operation.verb), seat->name, lack)});
+    if (const std::optional<Lack> lack = lack_for(operation, seat->capabilities)) {
+      refuse(
+          {.text = fmt::format("{}: {} {}", to_string(operation.verb), seat->name, lack->text())});
       return false;
     }
   std::vector<std::optional<Error>> refusals;

@@ -435,17 +435,22 @@ std::string Operation::text(std::size_t limit) const {
   return line;
 }
 
-std::string lack_for(const Operation& operation, Capabilities capabilities) {
+std::optional<Lack> lack_for(const Operation& operation, Capabilities capabilities) {
   const auto verb = static_cast<std::size_t>(operation.verb);
-  if (!capabilities.contains(kVerbs[verb].needs)) return std::string(lack_of(kVerbs[verb].needs));
+  if (!capabilities.contains(kVerbs[verb].needs)) return Lack{.needs = kVerbs[verb].needs};
   const FieldsWithNeeds& fields = kFieldsWithNeeds[verb];
   for (const FieldRow* const field : std::span(fields.rows).first(fields.count))
     if (!capabilities.contains(field->needs) && asks_for(operation, *field))
-      return fmt::format("takes no field {}: it {}", field->name, lack_of(field->needs));
+      return Lack{"field ", field->name, field->needs};
   const bool is_load = operation.verb == Verb::extend && operation.n == 0;
   if (is_load && !capabilities.contains(Capability::transfers))
-    return fmt::format("takes no n=0: it {}", lack_of(Capability::transfers));
-  return {};
+    return Lack{"", "n=0", Capability::transfers};
+  return std::nullopt;
+}
+
+std::string Lack::text() const {
+  if (what.empty()) return std::string(lack_of(needs));
+  return fmt::format("takes no {}{}: it {}", kind, what, lack_of(needs));
 }
 
 std::string operation_form(const Operation& operation) {
