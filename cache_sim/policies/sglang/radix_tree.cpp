@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 
 #include "reference/base/mark.hpp"
 #include "reference/base/mix.hpp"
@@ -89,6 +90,11 @@ void RadixTree::grow_children() {
     while (children_[i].node.exists()) i = (i + 1) & mask;
     children_[i] = child;
   }
+}
+
+/// Apart from touch(), which is inlined in many places.
+void RadixTree::note(NodeIndex node, bool kv) {
+  touched_.push_back({node, kv});
 }
 
 std::size_t RadixTree::count_children() const {
@@ -580,8 +586,8 @@ bool RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
   touch(index, true);
   touch(parent, false);
   KvRuns kv = std::move(leaf.kv);
-  leaf = RadixNode{};
-  leaf.kv = std::move(kv);  // keeps its capacity for the node that gets this index
+  std::destroy_at(&leaf);
+  std::construct_at(&leaf)->kv = std::move(kv);  // its capacity, for the node that gets this index
   dead_.push_back(index);
   if (rules_.drops_bare_parents && is_leaf(node(parent)) && !node(parent).state.exists())
     drop_leaf(parent, evicted);

@@ -297,8 +297,9 @@ class RadixTree {
   void evict_states(Evicted& evicted, Done done);
 
   void touch(NodeIndex node, bool kv) {
-    if (auditing_) touched_.push_back({node, kv});
+    if (auditing_) note(node, kv);
   }
+  void note(NodeIndex node, bool kv);
 
   const Options options_;
   const SglangRules& rules_;

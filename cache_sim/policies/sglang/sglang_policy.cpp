@@ -17,8 +17,6 @@
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr std::uint32_t kNowhere = std::numeric_limits<std::uint32_t>::max();
-
 RadixTree::Options tree_options(const Config& config) {
   return {.page = static_cast<std::uint32_t>(config.page),
           .branch_grid = static_cast<std::uint32_t>(
@@ -130,19 +128,11 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
 
 // --- Requests ------------------------------------------------------------------------------------
 
-RadixRequest* SglangPolicy::find(Name id) {
-  if (id.index() >= place_of_.size() || place_of_[id.index()] == kNowhere) return nullptr;
-  return &requests_[place_of_[id.index()]];
-}
-
-/// The operation's request; an error where it has a verification whose accept has not come.
-Result<RadixRequest*> SglangPolicy::idle(const Operation& operation) {
-  RadixRequest* const request = find(operation.id);
-  if (request == nullptr) return unknown(operation, "admitted request", operation.id);
-  if (request->verifying)
-    return fail(fmt::format("{}: request `{}` has drafts that wait for their accept",
-                            to_string(operation.verb), operation.id.text()));
-  return request;
+/// The operation's request is unknown, or it has a verification whose accept has not come.
+tl::unexpected<Error> SglangPolicy::not_idle(const Operation& operation) {
+  if (find(operation.id) == nullptr) return unknown(operation, "admitted request", operation.id);
+  return fail(fmt::format("{}: request `{}` has drafts that wait for their accept",
+                          to_string(operation.verb), operation.id.text()));
 }
 
 bool SglangPolicy::make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted) {
@@ -276,8 +266,7 @@ bool SglangPolicy::clears_cursor(bool received, std::uint32_t cached,
 }
 
 Result<Reply> SglangPolicy::admit(const Operation& operation) {
-  const bool is_admitted = find(operation.id) != nullptr;
-  if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
+  if (const Result<void> sound = check_admission(operation, find(operation.id) != nullptr); !sound)
     return tl::unexpected(sound.error());
   if (windows_)
     if (const Result<void> fits = check_windows(operation); !fits)
@@ -431,9 +420,9 @@ void SglangPolicy::run(RadixRequest& request, std::uint32_t stop, Forward forwar
 }
 
 Result<Reply> SglangPolicy::extend(const Operation& operation) {
-  const Result<RadixRequest*> found = idle(operation);
-  if (!found) return tl::unexpected(found.error());
-  RadixRequest& request = **found;
+  RadixRequest* const found = idle(operation);
+  if (found == nullptr) return not_idle(operation);
+  RadixRequest& request = *found;
   if (operation.async && config_.overlap == 0)
     return fail("extend: async=1 is for a config with overlap=1");
   if (!operation.async && request.in_flight_count != 0)
@@ -569,9 +558,9 @@ Reply SglangPolicy::stored_reply(const RadixRequest& request, bool exist) const 
 }
 
 Result<Reply> SglangPolicy::checkpoint(const Operation& operation) {
-  const Result<RadixRequest*> found = idle(operation);
-  if (!found) return tl::unexpected(found.error());
-  RadixRequest& request = **found;
+  RadixRequest* const found = idle(operation);
+  if (found == nullptr) return not_idle(operation);
+  RadixRequest& request = *found;
   const std::int64_t up_to =
       operation.up_to == Operation::kAbsent ? request.computed : operation.up_to;
   if (up_to > request.computed)
@@ -634,9 +623,9 @@ Reply SglangPolicy::store_unfinished(RadixRequest& request, std::uint32_t up_to)
 }
 
 Result<Reply> SglangPolicy::finish(const Operation& operation) {
-  const Result<RadixRequest*> found = idle(operation);
-  if (!found) return tl::unexpected(found.error());
-  RadixRequest& request = **found;
+  RadixRequest* const found = idle(operation);
+  if (found == nullptr) return not_idle(operation);
+  RadixRequest& request = *found;
   // KV is stored from its launch on, so the KV of a token under way is stored too. A state is
   // stored only when its result has come.
   const bool at_launch =

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -165,7 +166,10 @@ class SglangPolicy : public Subject {
   /// KV and state. The caller has made room for the KV.
   virtual void receive(RadixRequest& request, std::uint32_t size);
   void take_received_kv(RadixRequest& request, std::uint32_t size);
-  RadixRequest* find(Name id);
+  RadixRequest* find(Name id) {
+    if (id.index() >= place_of_.size() || place_of_[id.index()] == kNowhere) return nullptr;
+    return &requests_[place_of_[id.index()]];
+  }
   RadixTree::Inserted store(RadixRequest& request, std::uint32_t size, StateSlot state);
   void move_lock(RadixRequest& request, NodeIndex node);
   Reply stored_reply(const RadixRequest& request, bool exist) const;
@@ -237,7 +241,13 @@ class SglangPolicy : public Subject {
 
   static tl::unexpected<Error> unknown(const Operation& operation, std::string_view what,
                                        Name name);
-  Result<RadixRequest*> idle(const Operation& operation);
+  static constexpr std::uint32_t kNowhere = std::numeric_limits<std::uint32_t>::max();
+  tl::unexpected<Error> not_idle(const Operation& operation);
+  /// The operation's request, if it waits for no accept; else null.
+  RadixRequest* idle(const Operation& operation) {
+    RadixRequest* const request = find(operation.id);
+    return request == nullptr || request->verifying ? nullptr : request;
+  }
   HeldSlot* find_slot(Name name);
   bool make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted);
   std::int64_t kv_demand(const RadixRequest& request, std::int64_t n, Forward forward) const;
@@ -247,7 +257,9 @@ class SglangPolicy : public Subject {
   void release_early(RadixRequest& request);
   void decode_with_windows(RadixRequest& request, std::uint32_t stop, bool async,
                            RadixTree::Evicted& evicted);
-  bool has_room(std::int64_t size) const;
+  bool has_room(std::int64_t size) const {
+    return size <= kv_.free_count() && (!windows_ || size <= windows_->pool.free_count());
+  }
   void forward_window(const RadixRequest& request, std::uint32_t stop);
   void read_window(const RadixRequest& request);
   void write_window(const RadixRequest& request, std::uint32_t stop);

@@ -32,10 +32,6 @@ Result<void> SglangPolicy::check_windows(const Operation& operation) const {
                           speculates ? "drafts" : "external"));
 }
 
-bool SglangPolicy::has_room(std::int64_t size) const {
-  return size <= kv_.free_count() && (!windows_ || size <= windows_->pool.free_count());
-}
-
 /// KV of full attention and, where there are windows, as much of these; all of it or nothing.
 bool SglangPolicy::allocate_kv(RadixRequest& request, std::int64_t needed) {
   if (!has_room(needed)) return false;
