@@ -273,9 +273,10 @@ TEST_F(Child, saysNoImpossibleNumber) {
       "checkpoint id=r\nevict kv=5 state=1\ncheck\nfinish id=r\nalloc as=s\n"
       "advance slot=s tokens=b9\ninsert slot=s tokens=b9\nmatch tokens=b12\nflush\n";
   const std::string most = R"({"hello": "levels=request,tree", "admit": "cached=0 kv=1000",
-      "checkpoint": "exist=100 length=100", "evict": "kv=1000 state=10", "alloc": "slot=1 length=500",
-      "check": "kv_free=600 kv_locked=400 states_free=10", "insert": "exist=9 freed_kv=9",
-      "match": "kv=12 state=12 branch=12", "flush": "kv=1000 state=10", **)";
+      "checkpoint": "exist=100 length=100", "evict": "kv=1000 state=10",
+      "alloc": "slot=1 length=500", "check": "kv_free=600 kv_locked=400 states_free=10",
+      "insert": "exist=9 freed_kv=9", "match": "kv=12 state=12 branch=12",
+      "flush": "kv=1000 state=10", **)";
   EXPECT_EQ(played(trace, {child(most + "{}}")}), "");
   for (const Case& one : {
            Case{R"({"check": "kv_free=1001"})"},
@@ -310,7 +311,7 @@ TEST_F(Child, saysNoNumberTooManyOfItsTiers) {
             "");
 }
 
-// What somebody holds outlives a flush, and nothing else does.
+// Tokens that somebody holds outlive a flush, and no others do.
 TEST_F(Child, reusesAfterAFlushWhatIsLocked) {
   const std::string before =
       "admit id=r tokens=a4\nextend id=r n=4\nfinish id=r\nlock tokens=a4 as=l\n";
