@@ -212,7 +212,7 @@ const BrokenRule<Rules> kBroken[] = {
      "a block is given out again while its store is to come, which then stores what the new owner "
      "writes",
      &Rules::flushes_reused_blocks, false},
-    {"vllm-align:stores-states-of-reused-blocks",
+    {"vllm-align:stores-the-next-owners-writes",
      "a state is stored with the next step although the schedule that decides it has given its "
      "block out again (0.33, reports/found/vllm_reused_state.md)",
      &Rules::flushes_reused_states, false,
