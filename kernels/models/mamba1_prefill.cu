@@ -65,7 +65,7 @@ struct Mamba1Parameters {
   MixedView<1> skip, dt_bias;
   int D = 0, parts = 0;
   bool dt_softplus = false;
-  bool packs = false;  ///< rows of x, dt, z and out are moved 16 bytes at a time
+  bool packs = false;  ///< rows of x, dt and z are loaded 16 bytes at a time
 };
 
 /// A tile of a row as it comes from memory.
@@ -375,6 +375,7 @@ void check(const Checks& checks, const Mamba1Prefill<T, S>& in) {
                 "without gaps, at a multiple of 16 bytes", "other strides");
   checks.expect(rows_aligned(in.B, 16) && rows_aligned(in.C, 16), "B and C",
                 "of contiguous rows at multiples of 16 bytes", "other strides");
+  checks.expect(in.batch.padded_size == 0, "the batch", "of packed rows", "padded ones");
   if (!in.state) return;
   checks.shape(*in.state, "state", "[slots, D, 16]", {in.state->extent(0), D, kColumns});
   checks.expect(rows_aligned(*in.state, 16) && (D == 1 || in.state->stride(1) == kColumns), "state",
@@ -409,7 +410,7 @@ void mamba1_prefill(const Mamba1Prefill<T, S>& in, cudaStream_t stream) {
   p.dt_bias = in.dt_bias;
   p.dt_softplus = in.dt_softplus;
   p.packs = p.D * sizeof(T) % 16 == 0 && rows_aligned(in.x, 16) && rows_aligned(in.dt, 16) &&
-            rows_aligned(in.out, 16) && (!in.z || rows_aligned(*in.z, 16));
+            (!in.z || rows_aligned(*in.z, 16));
   constexpr auto kernel = mamba1_prefill_kernel<T, S>;
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<T>)),

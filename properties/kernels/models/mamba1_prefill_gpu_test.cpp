@@ -23,7 +23,7 @@ struct Question {
   bool biased = true;  ///< dt_bias and skip are given
   bool softplus = true;
   bool with_state = true;
-  std::int64_t gap = 0;  ///< channels between the rows of x, dt and z
+  std::int64_t gap = 0;  ///< channels between the rows of x, dt and z, and between slots
 };
 
 /// A layer's inputs on the grid: exact in every type. Whatever no row may look at is NaN.
@@ -36,7 +36,7 @@ struct Inputs {
         vectors(draw<2>({rows.tokens, 8 + 2 * kN}, seed, 5)),
         skip(draw<1>({D}, seed, 6)),
         dt_bias(draw<1>({D}, seed, 7)),
-        state(draw<3>({rows.slots, D, kN}, seed, 8)) {
+        state(draw<3>({rows.slots, D + q.gap, kN}, seed, 8)) {
     for (double& a : A) a = -1.0 / 64 - std::abs(a) / 2;
     for (double& bias : dt_bias) bias = q.softplus ? bias - 2 : std::abs(bias) / 8;
     if (!q.softplus)
@@ -49,7 +49,7 @@ struct Inputs {
         [&](std::int64_t t) { poison(x, t), poison(dt, t), poison(z, t), poison(vectors, t); },
         [&](std::int64_t slot) { poison(state, slot); });
   }
-  std::int64_t channels() const { return A.extent(0); }
+  std::int64_t channel_count() const { return A.extent(0); }
 
   Array<double, 2> x, dt, z, A;
   Array<double, 2> vectors;  // [T, 8 + 2 N]: B and C behind other columns, as x_proj leaves them
@@ -62,6 +62,12 @@ template <AnyView V>
 V columns(const V& view, std::int64_t first, std::int64_t count) {
   return make_view(view.data_handle() + first, Shape<2>{view.extent(0), count},
                    Shape<2>{view.stride(0), 1});
+}
+/// The first D channels of the slots of a view [slots, D + gap, N].
+template <AnyView V>
+V channels(const V& view, std::int64_t D) {
+  return make_view(view.data_handle(), Shape<3>{view.extent(0), D, kN},
+                   Shape<3>{view.stride(0), kN, 1});
 }
 
 template <class S>
@@ -76,7 +82,7 @@ Answer<S> reference_answer(const Inputs& inputs, const PrefillRows& rows, const 
   const auto x = cast<S>(inputs.x), dt = cast<S>(inputs.dt), z = cast<S>(inputs.z);
   const auto A = cast<S>(inputs.A), vectors = cast<S>(inputs.vectors);
   const auto skip = cast<S>(inputs.skip), dt_bias = cast<S>(inputs.dt_bias);
-  const std::int64_t D = inputs.channels();
+  const std::int64_t D = inputs.channel_count();
   const auto read = [](const Array<S, 2>& array, std::int64_t first, std::int64_t count) {
     return columns(TensorView<const S, 2>(array.view()), first, count);
   };
@@ -93,7 +99,7 @@ Answer<S> reference_answer(const Inputs& inputs, const PrefillRows& rows, const 
   if (q.biased) in.skip = skip.view(), in.dt_bias = dt_bias.view();
   std::optional<TensorView<S, 3>> state;
   if (q.with_state) {
-    state = answer.state.view();
+    state = channels(answer.state.view(), D);
     in.rows.slots = {.indices = rows.indices.view()};
     in.rows.has_initial_state = rows.resumes.view();
   }
@@ -112,7 +118,7 @@ struct Device {
         A(in.A),
         skip(in.skip),
         dt_bias(in.dt_bias),
-        out(Shape<2>{rows.tokens, in.channels()}),
+        out(Shape<2>{rows.tokens, in.channel_count()}),
         state(in.state) {}
 
   kernels::Mamba1Prefill<T, S> arguments(const Question& q) {
@@ -128,7 +134,7 @@ struct Device {
                                     .batch = indices.batch(q.with_state)};
     if (q.gated) in.z = columns(read.z.view(), 0, D);
     if (q.biased) in.skip = skip.view(), in.dt_bias = dt_bias.view();
-    if (q.with_state) in.state = state.view();
+    if (q.with_state) in.state = channels(state.view(), D);
     return in;
   }
   void run(const Question& q) {
@@ -273,7 +279,7 @@ TEST(Mamba1PrefillArguments, areRefusedByName) {
                 in.A = unread<const float, 2>({64, kN}, {32, 1});
               }),
               HasSubstr("A is expected to be without gaps, at a multiple of 16 bytes"));
-  EXPECT_THAT(complaint([](In& in) { in.batch.padded_size = 3; }), HasSubstr("x is expected"));
+  EXPECT_THAT(complaint([](In& in) { in.batch.padded_size = 2; }), HasSubstr("of packed rows"));
 }
 
 }  // namespace
