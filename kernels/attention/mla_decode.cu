@@ -1575,10 +1575,11 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   if (in.q.extent(0) == 0) return;
   check(checks, in);
   check_workspace(checks, in, mla_decode_workspace(in));
-  if constexpr (std::is_same_v<C, E4m3>)
-    narrow::decode<Fp16>(kName, in, stream);
-  else
-    start_decode(in, stream);
+  if constexpr (std::is_same_v<C, E4m3>) return narrow::decode<Fp16>(kName, in, stream);
+  if constexpr (std::is_same_v<C, T>)
+    if (in.q.extent(1) * in.q.extent(2) <= narrow::kFewRows)
+      return narrow::decode<T>(kName, in, stream);
+  if constexpr (!std::is_same_v<C, E4m3>) start_decode(in, stream);
 }
 
 #define LOCKSTEP_INSTANTIATE(T, C)                                    \
