@@ -18,7 +18,8 @@
 //            copy 16 bytes each (cp.async), and warp 15 makes the copies visible to products.
 //            Tokens of 656 bytes: each of the four warps copies a quarter of each tile as it is in
 //            memory, a tile ahead, and writes it to the ring as float16 (mla_latents.cuh). Caches
-//            in e4m3 with one scale are read by another kernel: mla_narrow.cuh.
+//            in e4m3 with one scale, and those of 16 bits for at most 16 rows, are read by another
+//            kernel: mla_narrow.cuh.
 //   scores   S = Q K^T, then p = exp2(S - m), rounded, to shared memory. m is the largest score so
 //            far, or less by at most kSlack, so outputs are rarely rescaled. Outputs are divided by
 //            the sum of the rounded p: where one key has most of the weight, its rounding then

@@ -1,20 +1,23 @@
-// Decode over caches in e4m3 with one scale: for mla_decode, whose products take float16, and for
-// mla_decode_e4m3. Tiles stay in shared memory as they are in the cache; whatever a product wants
-// otherwise becomes so in registers, on its way to the left operand.
+// Decode with keys and values as left operands, from registers, and rows as columns of products:
+// over caches in e4m3 with one scale, for mla_decode, whose products take float16, and for
+// mla_decode_e4m3; and over caches of 16 bits ("wide") for at most 16 rows a request, where 64 rows
+// of products would be four times the work and energy. Tiles stay in shared memory as they are in
+// the cache; whatever a product wants otherwise becomes so in registers.
 // Equations: reference/attention/mla_attention.hpp.
 //
 // A request has q_len x H rows (one per query and head), in blocks of 64, and its keys come in
 // tiles of 64 tokens: four slabs [64 tokens, 128 numbers] of 8 KiB, the latent, which is the values
-// too, and k_pe [64 tokens, 64 numbers]. A block of threads computes its rows over a run of tiles,
-// its share (mla_schedule.cuh); an item is the part of the share that belongs to one request.
+// too, and k_pe [64 tokens, 64 numbers]. Of 16 bits it is nine slabs [64 tokens, 64 columns], three
+// to a unit of the ring. A block of threads computes its rows over a run of tiles, its share
+// (mla_schedule.cuh); an item is the part of the share that belongs to one request.
 //
 //   grid   parts x blocks of rows, one block per processor at most; neighbours read the same keys
 //   block  4 warpgroups: 0 scores, 1 values' columns 0 to 255, 2 columns 256 to 511, 3 feeds
 //
-//   feeding  One warp loads tiles by tensor copies; from pages smaller than a tile (in float16) the
-//            lanes of two warps copy 16 bytes each. It loads an item's queries before them, into
-//            two places of the ring (products in e4m3), or another warp to their own place.
-//   scores   In float16: S^T = K Q^T, with K from registers, where numbers become float16
+//   feeding  One warp loads tiles by tensor copies; from pages smaller than a tile (products in 16
+//            bits) the lanes of two warps copy 16 bytes each. It loads an item's queries before
+//            them, into two places of the ring (products in e4m3), or another warp to their place.
+//   scores   In 16 bits: S^T = K Q^T, with K from registers, where numbers become float16
 //   (exactly).
 //            A thread has two tokens of a quarter of the rows.
 //            In e4m3: S = Q K^T, with Q from registers, where each row becomes e4m3, times a power
@@ -23,18 +26,19 @@
 //            in e4m3 as the sum of two numbers. base is the largest score so far less kShift, or
 //            less than that by at most kMostP - kShift, so outputs are rarely rescaled.
 //   outputs  O^T = alpha O^T + V^T p^T, with V^T from registers: ldmatrix transposes pairs of
-//            numbers, a byte permutation parts them. Nothing is written back, and the tile's place
-//            is free when it has been read.
+//            numbers, a byte permutation parts them (16 bits need none). Nothing is written back,
+//            and the tile's place is free when it has been read. Over 16 bits outputs are divided
+//            by the sum of the rounded p, as in mla_decode.cu.
 //
 // For products in e4m3 the tokens of a tile are in an order of their own in p^T and V^T, the one
 // that needs no shuffles: of each 16 the lane l % 4 = i has tokens 2 i, 2 i + 1, 2 i + 8 and 2 i +
-// 9, in one word. For products in float16 the columns of queries are: of each 16, products take the
-// first two of each four and then the last two.
+// 9, in one word. For products of numbers in float16 the columns of queries are: of each 16,
+// products take the first two of each four and then the last two.
 //
 // Divided requests. If several parts share a request, each leaves a piece in device memory: O / l
-// in float16 and lse. When all pieces are there, the parts merge them, each some of the columns, in
-// the order of the parts. Blocks wait for one another there, so all blocks of a launch must be
-// resident: the grid has at most one block per processor.
+// in float16 (over 16 bits in float32) and lse. When all pieces are there, the parts merge them,
+// each some of the columns, in the order of the parts. Blocks wait for one another there, so all
+// blocks of a launch must be resident: the grid has at most one block per processor.
 #pragma once
 
 #include "kernels/attention/mla_arguments.cuh"
