@@ -1012,11 +1012,12 @@ def all_cases(quick=False):
     """(operation, key, maker) of each case, in the table's order. RECORDED knows figures by key;
     maker() makes the Case."""
     batches = (16, 64) if quick else (1, 16, 64, 256, 1024)
+    steps = (16, 64) if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256, 1024)
     found = []
     for B in (b for b in batches if b > 1):
         found.append(("causal_conv1d_update", ("conv", B), lambda B=B: conv_update(B)))
     for dtype in (torch.float32, torch.bfloat16):
-        for B in batches:
+        for B in steps:
             found.append(("selective_state_update", ("ssu", short(dtype), B),
                           lambda B=B, d=dtype: ssu(B, d)))
     for operation, kind, make in (("selective_state_update", "ssu", ssu), ("gated_delta_rule_update", "gdn", gdn)):
@@ -1025,7 +1026,7 @@ def all_cases(quick=False):
                 found.append((operation, (kind, short(dtype), B, *shape.items()),
                               lambda m=make, B=B, d=dtype, s=shape: m(B, d, **s)))
     for dtype in (torch.float32, torch.bfloat16):
-        for B in batches:
+        for B in steps:
             found.append(("gated_delta_rule_update", ("gdn", short(dtype), B),
                           lambda B=B, d=dtype: gdn(B, d)))
     for dtype in (torch.float32, torch.bfloat16):

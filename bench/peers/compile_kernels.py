@@ -33,7 +33,7 @@ from cases import GDN, GDN_PREFILLS
 PROCESSORS, CAPABILITY, NAME = 132, (9, 0), "NVIDIA H200"  # an H200's multiprocessors, and sm_90
 SHARED_BYTES = 228 * 1024  # shared memory of a multiprocessor
 DL_CUDA = 2  # kDLCUDA, DLPack's number of the device type
-BATCHES = (1, 16, 64, 256, 1024)  # of cases.py's decodes; its verifications have all but the last
+STEPS, VERIFICATIONS = (1, 2, 3, 4, 8, 16, 32, 64, 96, 256, 1024), (1, 16, 64, 256)  # batches of cases.py
 
 
 def be_an_h200():
@@ -141,7 +141,7 @@ def compile_decodes():
     H, HV, K, V = GDN.H, GDN.HV, GDN.K, GDN.V
     narrow = lambda *shape: torch.empty(*shape, dtype=torch.bfloat16)
     for dtype, (T, B) in itertools.product((torch.float32, torch.bfloat16),
-                                           [(1, B) for B in BATCHES] + [(4, B) for B in BATCHES[:-1]]):
+                                           [(1, B) for B in STEPS] + [(4, B) for B in VERIFICATIONS]):
         state = torch.empty(B * T + 1, HV, V, K, dtype=dtype)
         by_slot = dict(state=None, initial_state=state, initial_state_indices=torch.arange(1, B + 1, dtype=torch.int32))
         states = dict(state=state[1:]) if T == 1 and dtype == torch.float32 else by_slot

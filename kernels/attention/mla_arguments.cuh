@@ -1,4 +1,4 @@
-// What the kernels of mla_decode and mla_decode_e4m3 have in common on the host: the check of
+// The hosts of mla_decode and mla_decode_e4m3 share these parts: the check of
 // arguments, the grid, and what of the arguments a kernel reads.
 #pragma once
 
@@ -137,7 +137,7 @@ inline float root_of_piece(int rows) {
   return std::sqrt(static_cast<float>((rows + 15) / 16) / 8);
 }
 
-/// What a kernel reads, but for `fewest`.
+/// The arguments of a kernel, but for `fewest`.
 template <class T, class C>
 Decode parameters(const MlaDecode<T, C>& in, const Grid& grid) {
   const std::int64_t pages = in.cache.extent(0), page = in.cache.extent(1);

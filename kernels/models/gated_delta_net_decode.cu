@@ -16,19 +16,16 @@
 //   4. norms and gates. A head's norm needs all its 128 outputs, so each block writes its own,
 //      rounded to bfloat16, into the shared memory of every block of the cluster.
 //
-// Nobody overwrites a window that another block still reads. The channels of v are read and written
-// by one thread. Those of q and k are read by all blocks of one cluster and by no other cluster.
-// Each of the blocks' threads arrives at the cluster's first barrier when it has computed with what
-// it read (a true dependency, and the arrival is a release), and the windows are written after the
-// wait of that barrier (an acquire). The shifted columns come from the block's own shared memory.
-// The same wait shows that every block of the cluster has begun, so that its shared memory can be
-// written; the second barrier orders these writes before the norm reads them. A block leaves after
-// the second wait, when nobody writes into it any more. A cluster of one block needs none of this:
-// __syncthreads() stands between its reads and its writes. States are read and written by one warp.
+// Windows: verification.cuh, whose convolution runs here over one token of a row. The wait of the
+// cluster's first barrier also shows that every block of the cluster has begun, so that its shared
+// memory can be written; the second barrier orders these writes before the norm reads them. A block
+// leaves after the second wait, when nobody writes into it any more. States are read and written by
+// one warp.
 #include "kernels/models/gated_delta_net_decode.hpp"
 
 #include "kernels/base/hopper.cuh"
 #include "kernels/base/plain.cuh"
+#include "kernels/models/verification.cuh"
 #include "kernels/recurrent/shapes.hpp"
 
 // The file of the update is included for its Op, so that both launches have one arithmetic. Its
@@ -48,40 +45,30 @@ namespace {
 
 constexpr const char* kName = "gated_delta_net_decode";
 constexpr int kExtent = 128;  ///< K and V
-constexpr int kTaps = 4;
-constexpr int kColumns = kTaps - 1;  ///< of a window
-constexpr int kVec = 4;              ///< neighbouring channels that a thread convolves together
-constexpr int kKeyPieces = 2 * kExtent / kVec;  ///< of kVec channels, in a key head's q and k
-constexpr int kHeadsMax = 8;                    ///< value heads of a key head
-constexpr int kWarps = 4;                       ///< of a block with up to 4 value heads
-constexpr int kStages = 3;                      ///< tiles of states that a warp asks for ahead
+constexpr int kHeadsMax = 8;  ///< value heads of a key head
+constexpr int kWarps = 4;     ///< of a block with up to 4 value heads
+constexpr int kStages = 3;    ///< tiles of states that a warp asks for ahead
 constexpr int kThreadsMax = 32 * kHeadsMax;
 constexpr int kBlocksOfProcessor = 2;  ///< of kThreadsMax threads, which bounds the registers
 constexpr int kRows = 2;               ///< of a tile, in one lane
-constexpr int kFewRows = 4;  ///< up to so many rows it pays to ask L2 for all that a row reads
-
-using Channels = Pack<Bf16, kVec>;
+static_assert(kShared == 2 * kExtent, "q and k of a key head");
 
 template <class S>
 struct NetParameters {
   RowSlots rows;
   StatePool<S> state;
   GatedDelta<Bf16>::Parameters rule;  ///< its tokens have a and b; q, k and v are convolved here
-  TensorView<const Bf16, 2> x;
-  TensorView<Bf16, 3> conv_state;
-  MixedView<2> weight;
-  MixedView<1> bias, norm_weight;
+  LayerConvolution convolution;
+  MixedView<1> norm_weight;
   HeadVectors<const Bf16> z;
   float eps;
-  int key_channels;   ///< of all heads' k: v begins at twice as many
-  bool wide_inputs;   ///< x and windows have kVec neighbouring channels at multiples of 8 bytes
-  bool wide_weights;  ///< weights are bfloat16 [D, 4] without gaps, at multiples of 16 bytes
+  int key_channels;  ///< of all heads' k: v begins at twice as many
 };
 
 /// Shared memory of a block, in this order and each at a multiple of 16 bytes: each warp's stages
-/// of states; the convolved q and k, [2, K]; the new windows of q and k, [3, 2 K]; outputs of the
-/// rule, [heads, V], of all blocks of the cluster; the block's convolved v, [heads, values]; the
-/// warps' barriers.
+/// of states; the convolved q and k, [2, K]; old columns of the windows of q and k, [kKept, 2 K];
+/// outputs of the rule, [heads, V], of all blocks of the cluster; the block's convolved v, [heads,
+/// values]; the warps' barriers.
 struct NetMemory {
   char* stages;
   Bf16 *keys, *windows, *out, *values;
@@ -90,109 +77,13 @@ struct NetMemory {
   __device__ NetMemory(char* memory, int warps, int tile_bytes, int heads, int values_of_head)
       : stages(memory),
         keys(reinterpret_cast<Bf16*>(memory + warps * kStages * tile_bytes)),
-        windows(keys + 2 * kExtent),
-        out(windows + kColumns * 2 * kExtent),
+        windows(keys + kShared),
+        out(windows + kKept * kShared),
         values(out + heads * kExtent),
         barriers(reinterpret_cast<std::uint64_t*>(values + heads * values_of_head)) {}
   static int bytes(int warps, int tile_bytes, int heads, int values_of_head) {
-    const int elements = (2 + 2 * kColumns + heads) * kExtent + heads * values_of_head;
+    const int elements = (1 + kKept) * kShared + heads * (kExtent + values_of_head);
     return warps * kStages * (tile_bytes + 8) + elements * static_cast<int>(sizeof(Bf16));
-  }
-};
-
-/// Arrives at the cluster's barrier: what the thread has read and written is ordered before what
-/// others do after their wait. Every thread of the cluster calls both. Lanes that diverged before
-/// meet first, since the instructions are for whole warps.
-__device__ inline void arrive_at_cluster() {
-  __syncwarp();
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_cluster() {
-  __syncwarp();
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-/// Copies two values of this block's shared memory to the same place in block `rank` of the
-/// cluster.
-__device__ inline void copy_to_block(const Bf16* pair, int rank) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-      "st.shared::cluster.u32 [there], %2; }" ::"r"(
-          static_cast<unsigned>(__cvta_generic_to_shared(pair))),
-      "r"(rank), "r"(*reinterpret_cast<const unsigned*>(pair))
-      : "memory");
-#endif
-}
-
-/// silu as the convolution's own launch computes it for results of 16 bits.
-__device__ inline float activated_channel(float x) {
-  return __fdividef(x, 1.0f + __expf(-x));
-}
-
-/// Convolves channels for the step of one row.
-template <class S>
-struct NetConvolution {
-  const NetParameters<S>& p;
-  int n;
-
-  __device__ Channels load(const Bf16* first, std::int64_t stride) const {
-    if (p.wide_inputs) return load_raw<Cached::streaming, kVec>(first);
-    Channels pack;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) pack.value[i] = first[i * stride];
-    return pack;
-  }
-  __device__ void store(Bf16* first, const Channels& pack) const {
-    if (p.wide_inputs) return store_raw<Cached::streaming>(first, pack);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) first[i * p.conv_state.stride(1)] = pack.value[i];
-  }
-  __device__ Bf16* window(int slot, int d, int column) const {
-    return p.conv_state.data_handle() + slot * p.conv_state.stride(0) + d * p.conv_state.stride(1) +
-           column * p.conv_state.stride(2);
-  }
-  __device__ void load_weights(int d, float (&w)[kVec][kTaps]) const {
-    if (p.wide_weights) {
-      const Bf16* const first = static_cast<const Bf16*>(p.weight.data) + d * kTaps;
-#pragma unroll
-      for (int i = 0; i < kVec; i += 2) {
-        float pair[2 * kTaps];
-        load_pack<Cached::yes>(pair, first + i * kTaps);
-#pragma unroll
-        for (int k = 0; k < 2 * kTaps; ++k) w[i + k / kTaps][k % kTaps] = pair[k];
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kVec; ++i)
-#pragma unroll
-        for (int k = 0; k < kTaps; ++k) w[i][k] = at(p.weight, d + i, k);
-    }
-  }
-
-  /// The channels d ... d + kVec - 1: `column` becomes the new window, oldest to newest.
-  __device__ Channels run(int slot, int d, Channels (&column)[kColumns]) const {
-    const Channels x = load(p.x.data_handle() + n * p.x.stride(0) + d, 1);
-    Channels old[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) old[c] = load(window(slot, d, c), p.conv_state.stride(1));
-    float w[kVec][kTaps];
-    load_weights(d, w);
-    Channels y;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      float sum = p.bias ? at(p.bias, d + i) : 0.0f;
-#pragma unroll
-      for (int k = 0; k < kTaps; ++k)
-        sum = fmaf(w[i][k], to_float(k < kColumns ? old[k].value[i] : x.value[i]), sum);
-      y.value[i] = from_float<Bf16>(activated_channel(sum));
-    }
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) column[c] = c + 1 < kColumns ? old[c + 1] : x;
-    return y;
   }
 };
 
@@ -224,15 +115,15 @@ struct NetBlock {
   }
   /// The first row of the warp's tile number i, among the block's rows of the head.
   __device__ int row_of_tile(int i) const { return (i * warps + warp) * kRowsOfWarp; }
-  __device__ int pieces() const { return kKeyPieces + (heads << values_log2) / kVec; }
+  __device__ int pieces() const { return kSharedPieces + (heads << values_log2) / kVec; }
 
   /// Piece i of the block's channels: those of q and k, then those of v.
   __device__ int channel(int i) const {
-    if (i < kKeyPieces) {
-      const int of_k = i / (kKeyPieces / 2);
-      return of_k * p.key_channels + key_head * kExtent + i % (kKeyPieces / 2) * kVec;
+    if (i < kSharedPieces) {
+      const int of_k = i / (kSharedPieces / 2);
+      return of_k * p.key_channels + key_head * kExtent + i % (kSharedPieces / 2) * kVec;
     }
-    const int v = (i - kKeyPieces) * kVec;
+    const int v = (i - kSharedPieces) * kVec;
     return 2 * p.key_channels + value_head(v >> values_log2) * kExtent + first_value() +
            (v & (values() - 1));
   }
@@ -246,13 +137,8 @@ struct NetBlock {
     if (thread < heads)
       prefetch_to_l2(states_of(slot, thread), static_cast<unsigned>(kExtent * sizeof(S))
                                                   << values_log2);
-    const NetConvolution<S> convolution{p, n};
-    for (int i = thread; i < pieces(); i += threads) {
-      const int d = channel(i);
-      prefetch_to_l2(p.x.data_handle() + n * p.x.stride(0) + d);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) prefetch_to_l2(convolution.window(slot, d, c));
-    }
+    for (int i = thread; i < pieces(); i += threads)
+      p.convolution.prefetch({n, 1}, 1, slot, channel(i));
   }
 
   /// A stage of the warp and its barrier, whose phase ends when a tile has come.
@@ -277,40 +163,18 @@ struct NetBlock {
     for (int i = 0; i < kStages; ++i) ask_for_tile(states, i, i);
   }
 
-  /// Convolves the block's channels into shared memory, and writes the windows of v.
-  __device__ void convolve(int slot) const {
-    const NetConvolution<S> convolution{p, n};
-    for (int i = thread; i < pieces(); i += threads) {
-      const int d = channel(i);
-      Channels column[kColumns];
-      const Channels y = convolution.run(slot, d, column);
-      const int place = i * kVec;
-      if (i < kKeyPieces) {
-        store_raw<Cached::yes>(shared.keys + place, y);
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c)
-          store_raw<Cached::yes>(shared.windows + 2 * kExtent * c + place, column[c]);
-      } else {
-        store_raw<Cached::yes>(shared.values + place - 2 * kExtent, y);
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c)
-          convolution.store(convolution.window(slot, d, c), column[c]);
-      }
-    }
+  /// The row's one token, for the convolution.
+  __device__ VerifiedRow row_of(int slot) const {
+    return {.plan = {}, .begin = n, .size = 1, .home = slot, .first = 0};
   }
-
-  /// Writes this block's share of the windows of q and k.
-  __device__ void write_key_windows(int slot) const {
-    const NetConvolution<S> convolution{p, n};
-    const int share = kKeyPieces / parts;  // a power of 2
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-      for (int i = thread; i < share; i += threads) {
-        const int piece = part * share + i;
-        convolution.store(
-            convolution.window(slot, channel(piece), c),
-            load_raw<Cached::yes, kVec>(shared.windows + 2 * kExtent * c + piece * kVec));
-      }
+  /// Convolves the block's channels into shared memory, and writes the windows of its own.
+  __device__ void convolve(int slot) const {
+    for (int i = thread; i < pieces(); i += threads) {
+      const bool is_key = i < kSharedPieces;
+      Bf16* const place = is_key ? shared.keys + i * kVec : shared.values + i * kVec - kShared;
+      Bf16* const kept = is_key && parts > 1 ? shared.windows + i * kVec : nullptr;
+      p.convolution.template run<1>(row_of(slot), channel(i), kept, [&](int) { return place; });
+    }
   }
 
   /// Advances the warp's states tile by tile, stores them and writes outputs of the rule.
@@ -405,14 +269,14 @@ struct NetBlock {
     convolve(slot);
     if (parts > 1) arrive_at_cluster();
     __syncthreads();  // q, k, v and the barriers are there for all
-    if (parts == 1) write_key_windows(slot);
     run_rule(states, raw);
     __syncthreads();  // the block's outputs are in shared memory
     if (parts > 1) {
       wait_for_cluster();
       hand_out();
       arrive_at_cluster();
-      write_key_windows(slot);
+      p.convolution.write_shared_windows(row_of(slot), part, parts, thread, threads, shared.windows,
+                                         [&](int i) { return channel(i); });
       wait_for_cluster();
     }
     const float root = root_mean_square();
@@ -464,42 +328,17 @@ int chosen_parts(std::int64_t key_heads_of_all_rows) {
   return key_heads_of_all_rows <= 128 ? 2 : 1;
 }
 
-const char* name_of_parts(int parts) {
-  return parts == 1 ? "whole" : parts == 2 ? "halves" : parts == 4 ? "quarters" : "eighths";
-}
-
 template <class S>
 void launch_net(const NetParameters<S>& p, int parts, int key_heads, int heads,
                 cudaStream_t stream) {
-  constexpr auto* kKernel = net_kernel<S>;
   const int warps = std::max(1, kWarps / heads);  // of a head
-  const int bytes =
-      NetMemory::bytes(warps * heads, NetBlock<S>::kTileBytes, heads, kExtent / parts);
-  check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-             kName);
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(key_heads),
-                        static_cast<unsigned>(p.rows.rows));
-  config.blockDim = dim3(32, static_cast<unsigned>(warps), static_cast<unsigned>(heads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
   last_launch = {name_of_parts(parts), kRows, warps * heads};
-  check_cuda(cudaLaunchKernelEx(&config, kKernel, p), kName);
-}
-
-void expect_clusters(const Checks& checks) {
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), kName);
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), kName);
-  checks.expect(major >= 9, "the device", "of compute capability 9.0 or newer",
-                std::to_string(major) + ".x");
+  launch_in_clusters(
+      kName, net_kernel<S>, p,
+      dim3(static_cast<unsigned>(parts), static_cast<unsigned>(key_heads),
+           static_cast<unsigned>(p.rows.rows)),
+      dim3(32, static_cast<unsigned>(warps), static_cast<unsigned>(heads)),
+      NetMemory::bytes(warps * heads, NetBlock<S>::kTileBytes, heads, kExtent / parts), stream);
 }
 
 }  // namespace
@@ -521,7 +360,7 @@ void gated_delta_net_decode(const GatedDeltaNetDecode<S>& in, cudaStream_t strea
   checks.contiguous_rows(in.z, "z");
   checks.shape(in.a, "a", "[B, HV]", {B, HV});
   checks.shape(in.b, "b", "[B, HV]", {B, HV});
-  checks.shape(in.conv_state, "conv_state", "[slots, D, 3]", {slots, D, kColumns});
+  checks.shape(in.conv_state, "conv_state", "[slots, D, 3]", {slots, D, kHistory});
   checks.shape(in.conv_weight, "conv_weight", "[D, 4]", {D, kTaps});
   if (in.conv_bias) checks.shape(in.conv_bias, "conv_bias", "[D]", {D});
   checks.shape(in.A_log, "A_log", "[HV]", {HV});
@@ -540,7 +379,7 @@ void gated_delta_net_decode(const GatedDeltaNetDecode<S>& in, cudaStream_t strea
   p.rows = row_slots(checks, in.slots, {}, B, slots);
   check_row_count(checks, p.rows);
   if (B == 0) return;
-  expect_clusters(checks);
+  expect_clusters(checks, kName);
   p.state = StatePool<S>(in.state);
   p.rule.tokens.g = in.a;
   p.rule.tokens.beta = in.b;
@@ -550,20 +389,11 @@ void gated_delta_net_decode(const GatedDeltaNetDecode<S>& in, cudaStream_t strea
   p.rule.scale = 1.0f / sqrtf(static_cast<float>(kExtent));
   p.rule.use_qk_l2norm = true;
   p.rule.value_heads_per_key_head = Divisor(heads);
-  p.x = in.x;
-  p.conv_state = in.conv_state;
-  p.weight = in.conv_weight;
-  p.bias = in.conv_bias;
+  p.convolution = LayerConvolution(in.x, in.conv_state, in.conv_weight, in.conv_bias);
   p.norm_weight = in.norm_weight;
   p.z = HeadVectors<const Bf16>(in.z);
   p.eps = in.eps;
   p.key_channels = static_cast<int>(H) * kExtent;
-  constexpr std::size_t kPiece = sizeof(Channels);
-  p.wide_inputs = rows_aligned(in.x, kPiece) && in.conv_state.stride(1) == 1 &&
-                  rows_aligned(transposed(in.conv_state), kPiece);
-  p.wide_weights = in.conv_weight.format == Format::bf16 && in.conv_weight.strides[1] == 1 &&
-                   in.conv_weight.strides[0] == kTaps &&
-                   reinterpret_cast<std::uintptr_t>(in.conv_weight.data) % 16 == 0;
   const int parts = in.parts > 0 ? in.parts : chosen_parts(B * H);
   launch_net(p, parts, static_cast<int>(H), heads, stream);
 }

@@ -1,5 +1,5 @@
-// Verifications of whole layers share this: rows of up to 8 tokens, the windows of the layer's
-// convolution, and launches in clusters. Rows, windows and slots:
+// Steps and verifications of whole layers share this: rows of up to 8 tokens, the windows of the
+// layer's convolution, and launches in clusters. Rows, windows and slots:
 // reference/recurrent/layer_verify.hpp.
 //
 // A cluster has one row and one group of heads, whose kShared channels (q and k of a key head; B

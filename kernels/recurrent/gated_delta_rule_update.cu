@@ -235,6 +235,8 @@ void launch_update(const RecurrenceParameters<S>& p, const typename GatedDelta<T
   if (launch_fast<Op, S, FastRows<S, K>>(kName, p, in, stream)) return;
     LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
 #undef LOCKSTEP_CASE
+    using Rows96 = RowLayout<8, 4, 3, false>;  // Olmo-Hybrid; in 16 bits a piece has 8 bytes
+    if (launch_fast<Op, S, Rows96>(kName, p, in, stream)) return;
   }
   launch_any<Op>(kName, p, in, stream);
 }

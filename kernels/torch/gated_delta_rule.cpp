@@ -5,7 +5,6 @@
 #include "kernels/torch/prefill_arguments.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
-#include "kernels/base/launch_note.hpp"
 #include "kernels/recurrent/gated_delta_rule_prefill.hpp"
 #include "kernels/recurrent/gated_delta_rule_update.hpp"
 #endif
@@ -223,10 +222,10 @@ gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Ten
       if (earlier) in.fold = earlier->template on_device<T>();
       kernels::gated_delta_rule_update<T, S>(in, stream());
     });
-    if (kernels::last_launch.text() == "any 2x4") {
+    if (ran_in_general_kernel()) {
       TORCH_WARN_ONCE(
           "gated_delta_rule_update ran in its general kernel, which can take ten times as long as ",
-          "the others. They take K of 128 (with LOCKSTEP_ALL_SHAPES 64 and 256 too), V a ",
+          "the others. They take K of 96 or 128 (with LOCKSTEP_ALL_SHAPES 64, 256), V a ",
           "multiple of 8, and rows of states, q and k at multiples of 16 bytes; got a state of ",
           state.sizes());
     }

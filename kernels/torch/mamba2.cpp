@@ -5,7 +5,6 @@
 #include "reference/recurrent/scaled_state.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
-#include "kernels/base/launch_note.hpp"
 #include "kernels/models/mamba1_decode.hpp"
 #include "kernels/recurrent/selective_state_update.hpp"
 #endif
@@ -262,7 +261,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
       with_scaled_types(x, state, update);
     else
       with_types(x, state, update);
-    if (kernels::last_launch.text() == "any 2x4") {
+    if (ran_in_general_kernel()) {
       TORCH_WARN_ONCE(
           "selective_state_update ran in its general kernel, which can take ten times as long as ",
           "the others. They take N of 64, 128 or 256, P a multiple of 8, one A, dt and dt_bias a ",

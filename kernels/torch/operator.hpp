@@ -13,6 +13,8 @@
 
 #ifdef LOCKSTEP_HAS_CUDA
 #include <c10/cuda/CUDAGuard.h>
+
+#include "kernels/base/launch_note.hpp"
 #endif
 
 namespace lockstep::torch_ops {
@@ -65,6 +67,14 @@ inline void refuse_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet 
   }
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
+
+#ifdef LOCKSTEP_HAS_CUDA
+/// Whether the thread's last launch was launch_any() of an update (recurrence_launch.cuh), whose
+/// blocks alone have four warps for the kind "any".
+inline bool ran_in_general_kernel() {
+  return kernels::last_launch.warps == 4 && std::string_view(kernels::last_launch.kernel) == "any";
+}
+#endif
 
 /// Registers Op's schema and its implementation for each device.
 template <class Op>

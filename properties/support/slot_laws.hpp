@@ -106,6 +106,7 @@ inline bool resumes_behind(const SlotUpdate& update, std::int64_t accepted, std:
 
 }  // namespace slot_laws_detail
 
+// NOLINTNEXTLINE(readability-function-size): 86 lines, each law with its mistake
 inline const std::vector<SlotLaw>& slot_laws() {
   using namespace slot_laws_detail;
   static const std::vector<SlotLaw> laws = {

@@ -7,7 +7,7 @@
 #include "kernels/layers/rms_norm.hpp"
 #include "kernels/recurrent/causal_conv1d_update.hpp"
 #include "kernels/recurrent/gated_delta_rule_update.hpp"
-#include "properties/support/gpu.hpp"
+#include "properties/kernels/models/step.hpp"
 #include "reference/recurrent/gated_delta_net_decode.hpp"
 
 namespace lockstep {
@@ -131,8 +131,11 @@ struct Device {
     if (question.with_bias) in.conv_bias = bias.view();
     return in;
   }
+  void launch(cudaStream_t stream = nullptr) {
+    kernels::gated_delta_net_decode<S>(arguments(), stream);
+  }
   void run() {
-    kernels::gated_delta_net_decode<S>(arguments(), nullptr);
+    launch();
     finish();
   }
   /// The same by the launches that there were before.
@@ -207,30 +210,12 @@ void expect_agreement(const Heads& heads, const Batch& batch, const Question& qu
       << "a window is moved, never computed";
 }
 
-/// One launch leaves the bits of three, but for the outputs of padded rows, which are 0. Returns
-/// the note of the launch.
 template <class S>
 std::string expect_the_launches_bits(const Heads& heads, const Batch& batch,
                                      const Question& question, std::uint64_t seed) {
   const Inputs in(batch, heads, seed);
-  Device<S> whole(in, batch, question), apart(in, batch, question);
-  whole.run();
-  const std::string note = kernels::last_launch.text();
-  apart.run_apart();
-  SCOPED_TRACE(note + ", rows " + std::to_string(batch.rows()) + ", parts " +
-               std::to_string(question.parts));
-  EXPECT_TRUE(same_bits(whole.window, apart.window)) << "windows";
-  EXPECT_TRUE(same_bits(whole.state, apart.state)) << "states";
-  const auto found = whole.out.host(), wanted = apart.out.host();
-  for (std::int64_t n = 0; n < batch.rows(); ++n) {
-    const auto row = at(found.view(), n);
-    if (batch.indices(n) >= 0) {
-      EXPECT_TRUE(same_bits(row, at(wanted.view(), n))) << "row " << n;
-    } else {
-      for_each_element(row, [](const auto&, float y) { EXPECT_EQ(y, 0); });
-    }
-  }
-  return note;
+  return expect_the_steps_bits(Device<S>(in, batch, question), Device<S>(in, batch, question),
+                               batch);
 }
 
 template <class S>
@@ -288,50 +273,16 @@ TYPED_TEST(GatedDeltaNetDecodeGpu, theBitsDoNotDependOnTheParts) {
                                             {.parts = parts}, parts);
 }
 
-// A server's graph is captured once and replayed for other slots and other tokens, step by step.
 TYPED_TEST(GatedDeltaNetDecodeGpu, aCapturedStepIsReplayedForOtherSlots) {
-  const Batch batch = Batch::draw(11, 6, 1, false);
-  Batch other = batch;
-  for (std::int64_t n = 0; n < 6; ++n)
-    other.indices(n) = batch.indices(n) < 0 ? 0 : (batch.indices(n) + 1) % 9;
-  const Inputs in(batch, {4, 8}, 1), next(batch, {4, 8}, 2);
-  Sizes used;
-  for (std::int64_t n = 0; n < 6; ++n) {  // a slot for each row, none twice
-    while (std::count(used.begin(), used.end(), other.indices(n)) > 0)
-      other.indices(n) = (other.indices(n) + 1) % static_cast<std::int32_t>(batch.slots);
-    used.push_back(other.indices(n));
-  }
-  Device<TypeParam> captured(in, batch, {}), direct(in, other, {});
-  const DeviceTensor<Bf16, 2> x(next.x);
-  direct.x.set(x.elements());
-  replay_behind_change(
-      [&](cudaStream_t stream) {
-        kernels::gated_delta_net_decode<TypeParam>(captured.arguments(), stream);
-      },
-      [&] {
-        captured.x.set(x.elements());
-        captured.indices.indices.set(direct.indices.indices.elements());
-      });
-  direct.run();
-  EXPECT_TRUE(same_bits(captured.out, direct.out));
-  EXPECT_TRUE(same_bits(captured.state, direct.state));
-  EXPECT_TRUE(same_bits(captured.window, direct.window));
+  expect_replays_follow_the_slots([](const Batch& batch, std::uint64_t seed) {
+    return Device<TypeParam>(Inputs(batch, {4, 8}, seed), batch, {});
+  });
 }
 
-// Launches may overlap, so that a layer's step begins while the step before it in the same slots
-// still runs; 40 steps of the same rows are those of three launches each.
 TYPED_TEST(GatedDeltaNetDecodeGpu, stepsBehindEachOtherWait) {
-  const Batch batch = Batch::draw(5, 5, 1, false);
-  const Inputs in(batch, {4, 8}, 3);
-  for (const int parts : {4, 8}) {
-    Device<TypeParam> whole(in, batch, {.parts = parts}), apart(in, batch, {});
-    for (int step = 0; step < 40; ++step)
-      kernels::gated_delta_net_decode<TypeParam>(whole.arguments(), nullptr);
-    for (int step = 0; step < 40; ++step) apart.run_apart();
-    finish();
-    EXPECT_TRUE(same_bits(whole.state, apart.state));
-    EXPECT_TRUE(same_bits(whole.window, apart.window));
-  }
+  expect_steps_wait([](const Batch& batch, int parts) {
+    return Device<TypeParam>(Inputs(batch, {4, 8}, 3), batch, {.parts = parts});
+  });
 }
 
 /// The complaint about a call with this change to arguments of one row.

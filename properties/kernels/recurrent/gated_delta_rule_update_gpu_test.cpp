@@ -218,6 +218,22 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, everyVerificationSizeIsServedByItsKernel) {
   EXPECT_EQ(kernels::last_launch.text(), "any 2x4");
 }
 
+// Olmo-Hybrid's heads have keys of 96 and values of 192 numbers.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, headsOf96And192HaveTheirKernels) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const std::int64_t rows : {2, 9})
+    for (const bool verified : {false, true})
+      for (const bool read_only : {false, true}) {
+        const Question question{.starts = verified, .read_only = verified && read_only};
+        expect_agreement<TypeParam>(
+            {1, 2, 96, 192},
+            Batch::draw(rows, rows, verified ? 3 : 1, !question.read_only && verified), question,
+            rows);
+        EXPECT_EQ(kernels::last_launch.text(), (expected_launch<T, S>(question, rows, verified)));
+      }
+}
+
 // States go to other slots than they came from, by a table of their own.
 TYPED_TEST(GatedDeltaRuleUpdateGpu, aSecondTableSaysWhereStatesGo) {
   for (const Extents& e : {kFast, Extents{1, 2, 17, 5}})
@@ -404,6 +420,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, aGraphReplaysWithOtherContents) {
 TYPED_TEST(GatedDeltaRuleUpdateGpu, offsetsGoBeyond32Bits) {
   using T = typename TypeParam::first_type;
   using S = typename TypeParam::second_type;
+  // NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result): 524,288
   constexpr std::int64_t kState = 32 * 128 * 128;
   const std::int64_t slots = (std::int64_t{1} << 31) / kState + 2;
   std::size_t free = 0, total = 0;
