@@ -17,8 +17,7 @@
 //   feeding  One warp loads tiles by tensor copies; from pages smaller than a tile (products in 16
 //            bits) the lanes of two warps copy 16 bytes each. It loads an item's queries before
 //            them, into two places of the ring (products in e4m3), or another warp to their place.
-//   scores   In 16 bits: S^T = K Q^T, with K from registers, where numbers become float16
-//   (exactly).
+//   scores   In 16 bits: S^T = K Q^T, with K from registers, where numbers become float16 exactly.
 //            A thread has two tokens of a quarter of the rows.
 //            In e4m3: S = Q K^T, with Q from registers, where each row becomes e4m3, times a power
 //            of two. A thread has a quarter of the tokens of two rows.

@@ -308,10 +308,8 @@ TEST_F(MlaDecodeE4m3Gpu, everyLaunchGivesTheSameBits) {
     Device first(in), again(in);
     first.run(question);
     finish();
-    for (int i = 0; i < 50; ++i) {
-      again.run(question);
-      if (i % 10 == 9) finish();  // racecheck keeps the records of launches that nobody waits for
-    }
+    for (int i = 0; i < 50; ++i) again.run(question);
+    finish();
     EXPECT_TRUE(same_bits(again.out, first.out));
     EXPECT_TRUE(same_bits(again.lse, first.lse));
   }

@@ -405,10 +405,8 @@ TYPED_TEST(MlaDecodeGpu, everyLaunchGivesTheSameBits) {
     typename TestFixture::On first(in), again(in);
     first.run(question);
     finish();
-    for (int i = 0; i < 50; ++i) {
-      again.run(question);
-      if (i % 10 == 9) finish();  // racecheck keeps the records of launches that nobody waits for
-    }
+    for (int i = 0; i < 50; ++i) again.run(question);
+    finish();
     EXPECT_TRUE(same_bits(again.out, first.out));
     EXPECT_TRUE(same_bits(again.lse, first.lse));
   }
