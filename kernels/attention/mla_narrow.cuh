@@ -35,9 +35,10 @@
 // products take the first two of each four and then the last two.
 //
 // Divided requests. If several parts share a request, each leaves a piece in device memory: O / l
-// in float16 (over 16 bits in float32) and lse. When all pieces are there, the parts merge them,
-// each some of the columns, in the order of the parts. Blocks wait for one another there, so all
-// blocks of a launch must be resident: the grid has at most one block per processor.
+// in float16 (over 16 bits times a power of two, one for each warp) and lse. When all pieces are
+// there, the parts merge them, each some of the columns, in the order of the parts. Blocks wait for
+// one another there, so all blocks of a launch must be resident: the grid has at most one block per
+// processor.
 #pragma once
 
 #include "kernels/attention/mla_arguments.cuh"
@@ -88,12 +89,11 @@ struct Layout {
   static constexpr int kScoreRegisters = kWide ? 168 : N == kFewRows ? 208 : 136;
   static constexpr int kOutputRegisters = kWide ? 152 : N == kFewRows ? 136 : 176;
   static constexpr int kSums = N == kFewRows ? 4 : 1;  ///< sums of a score in float16
-  static constexpr float kShift = kHalves ? 0 : 5;   ///< p is 2^kShift for the largest score so far
-  static constexpr float kMostP = kHalves ? 15 : 8;  ///< p is at most 2^kMostP; e4m3 ends at 448
-  static constexpr int kSumsOfRow = kWide ? 2 : 1;   ///< of p, and of p as rounded
-  /// Pieces hold O / l in float32, or in float16 times this: values of e4m3 end at 448.
-  static constexpr float kPieceUnit = kWide ? 1 : 128;
-  static constexpr int kPieceVectors = kWide ? 4 : 2;  ///< vectors of 16 bytes in a piece's 8 rows
+  static constexpr float kShift = kHalves ? 0 : 5;  ///< p is 2^kShift for the largest score so far
+  /// p is at most 2^kMostP; e4m3 ends at 448.
+  static constexpr float kMostP = kHalves && !kWide ? 15 : 8;
+  static constexpr int kSumsOfRow = kWide ? 2 : 1;      ///< of p, and of p as rounded
+  static constexpr float kPieceUnit = kWide ? 1 : 128;  ///< of O / l; values of e4m3 end at 448
 
   // Shared memory, by offsets in bytes:
   //
@@ -120,7 +120,8 @@ struct Layout {
   static_assert(kSharedBytes <= 232448, "shared memory of a block");
 };
 
-constexpr int kCounted = 3;  ///< warpgroups that say that their part of a piece is there
+constexpr int kPieceVectors = 2;  ///< vectors of a lane in 8 rows of a piece
+constexpr int kCounted = 3;       ///< warpgroups that say that their part of a piece is there
 
 /// Per lane (MlaDecode::lane), and per divided request and block of rows: parts of pieces that are
 /// complete; readers that are done waiting. 0 between launches.
@@ -1180,7 +1181,8 @@ class Block {
     for (int m = 0; m < kSideTiles; ++m) pin(O[m]);
   }
   /// The same over a tile of 16 bits: all of the side's values are in registers when p comes, and
-  /// their places free again.
+  /// their places free again. Not before: copies that start unit by unit, or while more than two
+  /// tiles are on their way, take 0.5 to 1 % longer.
   __device__ void add_wide_tile(Outputs& O, const Step& ring, const Step& tile, int side, int seen,
                                 int t, int warp, int lane) const {
     std::uint32_t V[kSideTiles][4][4];
@@ -1360,48 +1362,69 @@ class Block {
   __device__ int place_of(const Split& split, int piece) const {
     return ((split.first_part + piece) * p_.row_blocks + row_block_) * 2 + (piece == 0);
   }
-  /// A piece's outputs as vectors of eight float16, or of four float32: [group of 8
-  /// rows][side][warp][kPieceVectors][lane].
+  /// A piece's outputs as vectors of eight float16: [group of 8 rows][side][warp][kPieceVectors]
+  /// [lane].
   __device__ uint4* piece_at(int place) const {
     return reinterpret_cast<uint4*>(p_.pieces + std::int64_t{place} * kPieceBytes);
   }
-  /// lse of a piece's rows, in powers of two.
+  /// lse of a piece's rows, in powers of two; kWide: from kFewRows on units of O / l [side][warp].
   __device__ float* numbers_at(int place) const {
     return p_.piece_numbers + std::int64_t{place} * kRows;
   }
   __device__ int* counter_of(const Split& split) const {
     return counters[p_.lane][split.first_part * p_.row_blocks + row_block_];
   }
-  static constexpr int kGroupVectors = 2 * 4 * At::kPieceVectors * 32;  ///< vectors of 8 rows
+  static constexpr int kGroupVectors = 2 * 4 * kPieceVectors * 32;  ///< vectors of 8 rows
 
-  /// Stores the outputs of a piece, in float16 where they are means of values of at most 448.
+  /// Stores the outputs of a piece.
   __device__ void store_piece(const Outputs& O, int place, const Item& item, int side, int warp,
                               int lane) const {
-    uint4* const to = piece_at(place_of(item.split, item.piece)) +
-                      (side * 4 + warp) * At::kPieceVectors * 32 + lane;
+    const int at = place_of(item.split, item.piece);
+    uint4* const to = piece_at(at) + (side * 4 + warp) * kPieceVectors * 32 + lane;
+    float unit = 1.0f;
+    if constexpr (kWide) {
+      unit = unit_of(O, place, item, lane);
+      if (lane == 0) numbers_at(at)[kFewRows + side * 4 + warp] = 1.0f / unit;
+    }
     const int groups = row_groups();
 #pragma unroll
     for (int n = 0; n < N / 8; ++n) {
       if (n >= groups) break;
-      const float2 factor = factors_of(place, item, n, lane);
+      float2 factor = factors_of(place, item, n, lane);
+      factor.x *= unit, factor.y *= unit;
+      const auto pair = [&](int m, int r) {
+        const float f = r == 0 ? factor.x : factor.y;
+        const float* const o = O[m] + 4 * n;
+        if constexpr (kWide) return pack<Fp16>(o[2 * r] * factor.x, o[2 * r + 1] * factor.y);
+        return pack<Fp16>(o[r] * f, o[2 + r] * f);
+      };
 #pragma unroll
-      for (int j = 0; j < At::kPieceVectors; ++j) {
-        if constexpr (kWide) {
-          const float* const o = O[j] + 4 * n;
-          reinterpret_cast<float4*>(to)[n * kGroupVectors + j * 32] =
-              make_float4(o[0] * factor.x, o[1] * factor.y, o[2] * factor.x, o[3] * factor.y);
-        } else {
-          const auto pair = [&](int m, int r) {
-            const float f = r == 0 ? factor.x : factor.y;
-            return pack<Fp16>(O[m][4 * n + r] * f, O[m][4 * n + 2 + r] * f);
-          };
-          to[n * kGroupVectors + j * 32] =
-              make_uint4(pair(2 * j, 0), pair(2 * j, 1), pair(2 * j + 1, 0), pair(2 * j + 1, 1));
-        }
-      }
+      for (int j = 0; j < kPieceVectors; ++j)
+        to[n * kGroupVectors + j * 32] =
+            make_uint4(pair(2 * j, 0), pair(2 * j, 1), pair(2 * j + 1, 0), pair(2 * j + 1, 1));
     }
     sync_threads_of(1 + side, kWarpgroup);
     if (threadIdx.x % kWarpgroup == 0) count_up(counter_of(item.split));
+  }
+
+  /// The power of two that brings the largest finite O / l of the warp to between 2^14 and 2^15.
+  __device__ float unit_of(const Outputs& O, int place, const Item& item, int lane) const {
+    std::uint32_t most = 0;
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n) {
+      const float2 factor = factors_of(place, item, n, lane);
+#pragma unroll
+      for (int m = 0; m < kSideTiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float x = fabsf(O[m][4 * n + i] * (i % 2 == 0 ? factor.x : factor.y));
+          if (x < INFINITY) most = max(most, __float_as_uint(x));
+        }
+    }
+    constexpr int kBias = 127, kMantissa = 23, kMostExponent = 2 * kBias - 1;
+    const int exponent = static_cast<int>(__reduce_max_sync(0xffffffffu, most) >> kMantissa);
+    const int of_unit = min(2 * kBias + 14 - exponent, kMostExponent);
+    return __uint_as_float(static_cast<std::uint32_t>(of_unit) << kMantissa);
   }
 
   /// The scores' first warp: waits until the pieces of all parts are there, and lets the mergers
@@ -1520,8 +1543,13 @@ class Block {
       for (int i = 0; i < kSlots && at < end; ++i) {
         const uint4 got =
             *reinterpret_cast<const uint4*>(shared_ + kCopies + (i * kMergers + thread) * 16);
-        const float2 weight = *reinterpret_cast<const float2*>(
-            weights + added * kRows + at / kGroupVectors * 8 + 2 * (lane % 4));
+        const float* const of_piece = weights + added * kRows;
+        float2 weight =
+            *reinterpret_cast<const float2*>(of_piece + at / kGroupVectors * 8 + 2 * (lane % 4));
+        if constexpr (kWide) {
+          const float unit = of_piece[kFewRows + at % kGroupVectors / (kPieceVectors * 32)];
+          weight.x *= unit, weight.y *= unit;
+        }
         add_vector(sum, weight, got);
         if ((added += sets) < count) continue;
         added = set;
@@ -1551,16 +1579,12 @@ class Block {
   }
   /// Adds a piece's vector, times the weights of its two rows.
   __device__ static void add_vector(float (&sum)[8], float2 weight, const uint4& got) {
-    if constexpr (kWide) {
-      add(sum[0], weight.x, __uint_as_float(got.x)), add(sum[1], weight.y, __uint_as_float(got.y));
-      add(sum[2], weight.x, __uint_as_float(got.z)), add(sum[3], weight.y, __uint_as_float(got.w));
-    } else {
-      const float2 x = unpack<Fp16>(got.x), y = unpack<Fp16>(got.y);
-      const float2 z = unpack<Fp16>(got.z), w = unpack<Fp16>(got.w);
-      add(sum[0], weight.x, x.x), add(sum[1], weight.x, x.y);
-      add(sum[2], weight.y, y.x), add(sum[3], weight.y, y.y);
-      add(sum[4], weight.x, z.x), add(sum[5], weight.x, z.y);
-      add(sum[6], weight.y, w.x), add(sum[7], weight.y, w.y);
+    const std::uint32_t pairs[4] = {got.x, got.y, got.z, got.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<Fp16>(pairs[i]);
+      add(sum[2 * i], kWide || i % 2 == 0 ? weight.x : weight.y, x.x);
+      add(sum[2 * i + 1], !kWide && i % 2 == 0 ? weight.x : weight.y, x.y);
     }
   }
   /// sum += weight x value. The weight of a piece that has seen no key is 0, and its values are 0
@@ -1569,10 +1593,10 @@ class Block {
     sum = fmaf(weight, value, sum);
   }
 
-  /// Copies lse of all pieces to shared memory.
+  /// Copies lse of all pieces to shared memory, and their units.
   __device__ void copy_numbers(const Split& split) const {
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
-    const int quads = 2 * row_groups();  // 16-byte chunks of a piece
+    const int quads = kWide ? (kFewRows + 8) / 4 : 2 * row_groups();  // 16-byte chunks of a piece
     const int at_once = kMergers / quads, row = thread % quads * 4;
     if (thread >= at_once * quads) return;
 #pragma unroll 1
@@ -1628,18 +1652,21 @@ class Block {
   __device__ void store_merged(int at, const float (&sum)[8]) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int within = at % kGroupVectors, side = within / (kGroupVectors / 2);
-    const int vector = within / 32 % At::kPieceVectors, warp = within / 32 / At::kPieceVectors % 4;
+    const int vector = within / 32 % kPieceVectors, warp = within / 32 / kPieceVectors % 4;
     T* const* const rows = reinterpret_cast<T**>(shared_ + kRowsOut) + at / kGroupVectors * 8;
     const auto store = [&](int row, int column, std::uint32_t pair) {
       if (T* const out = rows[row]) *reinterpret_cast<std::uint32_t*>(out + column) = pair;
     };
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      const int m = 2 * vector;
       if constexpr (kWide) {
-        store(lane / 4, wide_column_of(side, vector, warp, i, lane),
-              turned(sum[2 * i], sum[2 * i + 1]));
+        const auto row_pair = [&](int j) { return turned(sum[j + 2 * i], sum[j + 2 * i + 1]); };
+        const std::uint32_t first = row_pair(0), second = row_pair(4);
+        store(lane / 4, wide_column_of(side, m, warp, i, lane), first);
+        store(lane / 4, wide_column_of(side, m + 1, warp, i, lane), second);
       } else {
-        const int row = 2 * (lane % 4) + i, column = column_of(side, 2 * vector, warp, lane);
+        const int row = 2 * (lane % 4) + i, column = column_of(side, m, warp, lane);
         store(row, column, pack<T>(sum[2 * i], sum[2 * i + 1]));
         store(row, column + 64, pack<T>(sum[4 + 2 * i], sum[5 + 2 * i]));
       }
