@@ -1182,7 +1182,7 @@ class Block {
   }
   /// The same over a tile of 16 bits: all of the side's values are in registers when p comes, and
   /// their places free again. Not before: copies that start unit by unit, or while more than two
-  /// tiles are on their way, take 0.5 to 1 % longer.
+  /// tiles are on their way, take 0.5 to 2 % longer.
   __device__ void add_wide_tile(Outputs& O, const Step& ring, const Step& tile, int side, int seen,
                                 int t, int warp, int lane) const {
     std::uint32_t V[kSideTiles][4][4];
