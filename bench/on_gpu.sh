@@ -104,7 +104,8 @@ sanitize() {  # sanitize RESULTS OPERATION…: writes each tool's number of erro
   for tool in $tools; do
     cat "$1/$tool".?.log >"$1/$tool.log"
     rm "$1/$tool".?.log
-    errors=$(sed -n 's/.*ERROR SUMMARY: \([0-9]*\) error.*/\1/p; s/.*RACECHECK SUMMARY: \([0-9]*\) hazard.*/\1/p' "$1/$tool.log" |
+    errors=$(sed -n 's/.*ERROR SUMMARY: \([0-9]*\) error.*/\1/p; s/.*RACECHECK SUMMARY: \([0-9]*\) hazard.*/\1/p
+      s/.*process didn.t terminate successfully.*/died/p' "$1/$tool.log" |
       awk -v parts=$parts '{sum += $1} END {print NR == parts ? sum : -1}')
     [ "$tool" != synccheck ] || [ "$errors" = -1 ] || errors=$((errors - $(of_large_clusters "$1/$tool.log")))
     printf '%s"%s": %s' "$separator" "$tool" "$errors" >>"$1/sanitizer.json"

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <numeric>
 
 namespace lockstep::cache_sim {
 namespace {
@@ -61,6 +62,12 @@ Result<std::unique_ptr<ReplaySession>> ReplaySession::start(const RunOptions& op
       if (const Result<void> seated = run->seat(name, static_cast<std::size_t>(rank)); !seated)
         return tl::unexpected(seated.error());
   run->replies_.resize(run->subject_count());
+  run->asked_.resize(run->subject_count());
+  std::iota(run->asked_.begin(), run->asked_.end(), std::size_t{0});
+  const auto first_child =
+      std::stable_partition(run->asked_.begin(), run->asked_.end(),
+                            [&](std::size_t i) { return !run->seats_[i]->is_child; });
+  run->in_process_ = static_cast<std::size_t>(first_child - run->asked_.begin());
   run->holders_.resize(static_cast<std::size_t>(options.config.ranks));
   run->set_driver(Children::Driver::operations);
   return run;
@@ -102,17 +109,6 @@ std::optional<Snapshot> ReplaySession::snapshot(std::size_t i, std::size_t rank)
   return seat.subject == nullptr ? std::nullopt : seat.subject->snapshot();
 }
 
-/// A sentence that names the first subject that does not understand the operation; empty where all
-/// do.
-std::string ReplaySession::missing_level(const Operation& operation) const {
-  for (std::size_t i = 0; i < subject_count(); ++i) {
-    const SubjectSeat& seat = *seats_[rank_ * subject_count() + i];
-    if (const std::string lack = lack_for(operation, seat.capabilities); !lack.empty())
-      return fmt::format("{}: {} {}", to_string(operation.verb), seat.name, lack);
-  }
-  return "";
-}
-
 /// The subject's reply. An exception is reported as the subject's death.
 Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operation) try {
   if (operation.verb == Verb::alloc && !operation.tokens.empty())
@@ -127,30 +123,35 @@ Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operatio
 /// never sent to them. False where there are no replies to compare.
 bool ReplaySession::ask_all(const Operation& operation) {
   // A verb that a subject does not understand is the caller's mistake; it is sent to no subject.
-  if (std::string lacking = missing_level(operation); !lacking.empty()) {
-    refuse({.text = std::move(lacking)});
-    return false;
-  }
+  for (const auto& seat : seats_of_rank())
+    if (const std::optional<Lack> lack = lack_for(operation, seat->capabilities)) {
+      refuse(
+          {.text = fmt::format("{}: {} {}", to_string(operation.verb), seat->name, lack->text())});
+      return false;
+    }
   std::vector<std::optional<Error>> refusals;
   bool is_done_by_some = false;
-  for (const bool children : {false, true}) {
-    if (!refusals.empty()) break;
-    for (std::size_t i = 0; i < subject_count(); ++i) {
-      if (seat_at(i).is_child != children) continue;
-      if (!ask(i, operation, refusals)) return false;
-      if (replies_[i].refused == Refusal::unsupported) {
-        const std::string form = form_of(operation);
-        unsupported_[form] = fmt::format("{} does not support `{}`", seat_at(i).name, form);
-        options_.children->note_unsupported(driver_, form, unsupported_[form]);
-        if (is_done_by_some) state_ = MustRestart{};
-        return false;
-      }
-      is_done_by_some = true;
+  for (std::size_t k = 0; k < asked_.size(); ++k) {
+    if (k == in_process_ && !refusals.empty()) break;
+    const std::size_t i = asked_[k];
+    if (!ask(i, operation, refusals)) return false;
+    if (replies_[i].refused == Refusal::unsupported) {
+      note_unsupported(i, operation);
+      if (is_done_by_some) state_ = MustRestart{};
+      return false;
     }
+    is_done_by_some = true;
   }
   if (refusals.empty()) return true;
   take_refusal(operation, refusals);
   return false;
+}
+
+/// From now on such operations are left out.
+void ReplaySession::note_unsupported(std::size_t subject, const Operation& operation) {
+  const std::string form = form_of(operation);
+  unsupported_[form] = fmt::format("{} does not support `{}`", seat_at(subject).name, form);
+  options_.children->note_unsupported(driver_, form, unsupported_[form]);
 }
 
 /// Asks one subject, and keeps its reply or its refusal of bad input. False where it failed with a
@@ -158,13 +159,13 @@ bool ReplaySession::ask_all(const Operation& operation) {
 bool ReplaySession::ask(std::size_t subject, const Operation& operation,
                         std::vector<std::optional<Error>>& refusals) {
   SubjectSeat& seat = seat_at(subject);
-  replies_[subject] = Reply();
   Result<Reply> reply = answer(seat, operation);
   if (reply) {
     replies_[subject] = *reply;
     if (reply->refused != Refusal::unsupported) count(operation, *reply, seat);
     return true;
   }
+  replies_[subject] = Reply();
   if (!reply.error().finding) {
     refusals.resize(subject_count());
     refusals[subject] = std::move(reply.error());
@@ -289,8 +290,10 @@ void ReplaySession::check(SubjectSeat& seat, const Operation& operation, const R
   // explains most comes first.
   std::stable_sort(findings.begin(), findings.end(),
                    [](const Finding& a, const Finding& b) { return a.kind < b.kind; });
+  if (findings.empty()) return;
+  show_answer(seat, reply);
   for (Finding& finding : findings) locate(&seat, std::move(finding), operation.id.text());
-  if (!findings.empty()) state_ = HasFound{};
+  state_ = HasFound{};
 }
 
 /// Runs the auditor after an operation, or at the end of the run. A structure can be too broken for
@@ -368,6 +371,7 @@ void ReplaySession::compare(const Operation& operation) {
           difference->field == "refused" && replies_[seat].refused == Refusal::none;
       return took_it ? value : fmt::format("{}={}", difference->field, value);
     };
+    show_answer(seat_at(actual), replies_[actual]);
     locate(&seat_at(actual),
            {kind,
             fmt::format("{} answered {} and {} answered {}", seat_at(actual).name,
@@ -420,11 +424,13 @@ void ReplaySession::follow(const Operation& operation, const Reply& reply) {
       return;
     }
     case Verb::extend:
-    case Verb::accept:
+    case Verb::accept: {
       if (reply.refused != Refusal::none) return;
-      outcome(operation.id).computes |= reply.get(ReplyField::n) > 0;
-      if (!operation.tokens.empty()) outcome(operation.id).output_tokens += operation.tokens.size();
+      RequestOutcome& now = outcome(operation.id);
+      now.computes |= reply.get(ReplyField::n) > 0;
+      now.output_tokens += operation.tokens.size();
       return;
+    }
     case Verb::clone:
       if (reply.refused == Refusal::none) outcome(operation.as).finish = FinishReason::running;
       return;
@@ -470,6 +476,13 @@ void ReplaySession::remember(const Operation& operation, const Reply* reply) {
     if (now->host) kept.copies = now->host->in_flight;
   }
   kept_.push_back(std::move(kept));
+}
+
+/// The event of the first finding is shown with the answer of the subject that is wrong.
+void ReplaySession::show_answer(const SubjectSeat& seat, const Reply& reply) {
+  if (stopped() || &seat == &seat_at(0)) return;
+  past_.back().reply = reply;
+  if (options_.keep_events) kept_.back().reply = past_.back().answer();
 }
 
 void ReplaySession::keep_rows() {

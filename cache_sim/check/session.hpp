@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -143,10 +144,10 @@ class ReplaySession {
   explicit ReplaySession(const RunOptions& options);
   Result<void> seat(const std::string& name, std::size_t rank);
   static Result<Reply> answer(SubjectSeat& seat, const Operation& operation);
-  std::string missing_level(const Operation& operation) const;
   bool ask_all(const Operation& operation);
   bool ask(std::size_t subject, const Operation& operation,
            std::vector<std::optional<Error>>& refusals);
+  void note_unsupported(std::size_t subject, const Operation& operation);
   std::string form_of(const Operation& operation) const;
   Applied leave_out(const std::string& form, const Operation& operation);
   void refuse(Error error);
@@ -159,6 +160,7 @@ class ReplaySession {
   void remember(const Operation& operation, const Reply* reply);
   void follow(const Operation& operation, const Reply& reply);
   void count(const Operation& operation, const Reply& reply, SubjectSeat& seat);
+  void show_answer(const SubjectSeat& seat, const Reply& reply);
   void keep_rows();
   void keep_moment(const Operation& operation, const Reply& reply);
   void locate(SubjectSeat* seat, Finding finding, const std::string& request) {
@@ -167,9 +169,14 @@ class ReplaySession {
   void locate(SubjectSeat* seat, Finding finding, const std::string& request, std::int64_t event,
               const std::deque<PastEvent>& past);
   SubjectSeat& seat_at(std::size_t i) { return *seats_[rank_ * subject_count() + i]; }
+  std::span<const std::unique_ptr<SubjectSeat>> seats_of_rank() const {
+    return {&seats_[rank_ * subject_count()], subject_count()};
+  }
 
   RunOptions options_;
   std::vector<std::unique_ptr<SubjectSeat>> seats_;  // ordered by rank
+  std::vector<std::size_t> asked_;  // the subjects in the order of asking: children come last
+  std::size_t in_process_ = 0;      // how many of them are no children
   std::size_t rank_ = 0;
   std::vector<std::int64_t> holders_;  // by rank: requests, slots and locks that hold memory
   std::vector<Reply> replies_;

@@ -63,7 +63,9 @@ struct Swarm {
   bool has_disk = false;  ///< behind the host: its copies, too, and refused admissions ask again
   int disk_ranks = 1;     ///< with disks of their own, on one of which a copy may fail alone
   bool prefetches = false;  ///< from the disk, for requests that wait, in two parts
-  int moves = 0;            ///< loads of requests that the first of two servers still computes
+  /// windows were asked for, and inserts back them up
+  bool backs_windows_up = false;
+  int moves = 0;  ///< loads of requests that the first of two servers still computes
   // Operations on sequences, for subjects that have these verbs; `sequences` is their rate.
   int sequences = 0;
   int clone = 3, truncate = 3, capture = 2, restore = 2, together = 3;

@@ -115,11 +115,13 @@ StatePool::StatePool(std::uint32_t first, std::int64_t slots, LayerState& layers
     : first_(first),
       first_unused_(first),
       end_(first + slots),
+      free_count_(slots),
       slot_count_(slots),
       layers_(layers) {}
 
 StateSlot StatePool::allocate() {
-  require(free_count() != 0, "a state slot is free when one is taken");
+  require(free_count_ != 0, "a state slot is free when one is taken");
+  --free_count_;
   StateSlot slot{first_unused_};
   if (unused_count() != 0) {
     ++first_unused_;
@@ -133,15 +135,16 @@ StateSlot StatePool::allocate() {
 
 void StatePool::release(StateSlot slot) {
   layers_.free_state(slot);
+  ++free_count_;
   free_.push_back(slot);
 }
 
-void append_run(KvRuns& runs, const KvRun& run) {
+void append_run(KvRuns& runs, KvRun run) {
   if (!runs.empty() && runs.back().array == run.array &&
       runs.back().begin + runs.back().size == run.begin)
     runs.back().size += run.size;
   else
-    runs.push_back(run);
+    runs.push_back(std::move(run));
 }
 
 void append_slice(KvRuns& out, const KvRuns& runs, std::uint32_t first, std::uint32_t last) {

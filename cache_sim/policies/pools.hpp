@@ -73,9 +73,7 @@ class StatePool {
   /// A pool of another tier, whose slots are numbered from `first` on.
   StatePool(std::uint32_t first, std::int64_t slots, LayerState& layers);
 
-  std::int64_t free_count() const {
-    return static_cast<std::int64_t>(free_.size()) + unused_count();
-  }
+  std::int64_t free_count() const { return free_count_; }
   std::int64_t slot_count() const { return slot_count_; }
   std::uint32_t first_slot() const { return first_; }
   /// The free slots that were used before, in order; those from first_unused() on come before them.
@@ -92,12 +90,13 @@ class StatePool {
   std::uint32_t first_;
   std::uint32_t first_unused_;
   std::int64_t end_;
+  std::int64_t free_count_;
   std::int64_t slot_count_;
   LayerState& layers_;
 };
 
 /// Appends a run of at least one slot, joining it with the last one where it continues it.
-void append_run(KvRuns& runs, const KvRun& run);
+void append_run(KvRuns& runs, KvRun run);
 
 /// Slots first … last - 1, counted from the start of the runs, appended to `out`.
 void append_slice(KvRuns& out, const KvRuns& runs, std::uint32_t first, std::uint32_t last);

@@ -94,6 +94,16 @@ Result<ComparisonPlan> read_plan(const Record& record) {
   return plan;
 }
 
+/// A line of Markdown without its backticks and the addresses of its links.
+std::string plain(std::string line) {
+  std::erase(line, '`');
+  for (std::size_t at = line.find("]("); at != line.npos; at = line.find("](", at)) {
+    line.erase(at, std::min(line.find(')', at), line.size() - 1) + 1 - at);
+    if (const std::size_t open = line.rfind('[', at); open != line.npos) line.erase(open, 1);
+  }
+  return line;
+}
+
 /// The pages about bugs of servers: their headings, and their first paragraphs, which say whom the
 /// bug affects and whether it was reported.
 Result<Json> found_bugs(const std::string& folder) {
@@ -110,13 +120,12 @@ Result<Json> found_bugs(const std::string& folder) {
     std::string title, status;
     std::getline(in, title);
     while (status.empty() && std::getline(in, status)) continue;
+    for (std::string more; std::getline(in, more) && !more.empty();) status += " " + more;
     if (!title.starts_with("# ") || !status.starts_with("**Status.** "))
       return fail(file + ":3: the first paragraph begins with **Status.**, below a heading");
-    std::erase(title, '`');
-    std::erase(status, '`');
     bugs.push_back({{"file", file},
-                    {"title", title.substr(2)},
-                    {"status", status.substr(std::string_view("**Status.** ").size())}});
+                    {"title", plain(title.substr(2))},
+                    {"status", plain(status.substr(std::string_view("**Status.** ").size()))}});
   }
   return bugs;
 }

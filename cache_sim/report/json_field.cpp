@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -85,6 +86,18 @@ std::string marked_words(const JsonField& field, std::string_view tag, std::size
                      as_attribute(shown == text ? "" : "shortened"), escaped(shown));
 }
 
+/// Text whose words between backticks are code.
+std::string with_code(std::string_view text) {
+  std::string shown;
+  for (bool is_code = false;; is_code = !is_code) {
+    const std::size_t end = text.find('`');
+    const std::string words = escaped(text.substr(0, end));
+    shown += is_code ? "<code>" + words + "</code>" : words;
+    if (end == text.npos) return shown;
+    text.remove_prefix(end + 1);
+  }
+}
+
 std::string with_commas(std::int64_t value) {
   std::string digits = std::to_string(value);
   const std::size_t first = value < 0 ? 1 : 0;
@@ -129,6 +142,11 @@ std::string moment(const JsonField& field, Medium medium) {
 }
 
 std::string words(const JsonField& field, Medium medium, std::size_t limit) {
+  const std::string text = field.text();
+  const auto ticks = std::count(text.begin(), text.end(), '`');
+  if (medium == Medium::html && ticks > 0 && ticks % 2 == 0 && (limit == 0 || text.size() <= limit))
+    return fmt::format("<span data-path=\"{}\"{}>{}</span>", escaped(field.pointer()),
+                       as_attribute("code"), with_code(text));
   return marked_words(field, medium == Medium::html ? "span" : "tspan", limit);
 }
 

@@ -435,11 +435,11 @@ class Explorer {
     RunOptions run = options_.run;
     run.subjects = found.subjects;
     run.fixed = who.fixed;
-    const auto shows = [&](const Trace& trace) {
+    const auto shows = [&](const Trace& trace, const LocatedFinding& finding) {
       const std::optional<LocatedFinding> again = finding_of(trace, run);
-      return again && is_same_finding(*again, found.finding);
+      return again && is_same_finding(*again, finding);
     };
-    if (!shows(found.trace)) return call_nondeterministic(found, "is not there");
+    if (!shows(found.trace, found.finding)) return call_nondeterministic(found, "is not there");
     if (!options_.shrinks) return;
     const auto start = Clock::now();
     ShrinkOptions shrinking;
@@ -449,7 +449,9 @@ class Explorer {
     };
     shrinking.progress = [&](std::int64_t, std::size_t) { report(found.trace_number, true); };
     Result<ShrinkOutcome> shrunk = shrink(found.trace, run, shrinking);
-    if (!shrunk || !is_same_finding(shrunk->finding, found.finding) || !shows(shrunk->trace))
+    const bool is_shown =
+        shrunk && (run.defect != nullptr || is_same_finding(shrunk->finding, found.finding));
+    if (!is_shown || !shows(shrunk->trace, shrunk->finding))
       return call_nondeterministic(found, "comes and goes");
     found.trace = std::move(shrunk->trace);
     found.finding = std::move(shrunk->finding);

@@ -559,6 +559,21 @@ void RandomTrace::ask_again() {
     if (draw_.chance(7, 8)) asking_.push_back(next);
 }
 
+/// The lines by which a slot of its own stores a prefix, of which the cache has `prev` tokens.
+void RandomTrace::store_by_slot(const Tokens& tokens, std::int64_t prev,
+                                std::vector<Operation>& order) {
+  Operation next{.verb = Verb::alloc};
+  next.as = fresh_name("s");
+  order.push_back(next);
+  next.slot = std::exchange(next.as, Name());
+  next.tokens = tokens;
+  next.verb = Verb::advance;
+  order.push_back(next);
+  next.verb = Verb::insert;
+  next.prev = prev;
+  order.push_back(next);
+}
+
 /// Stores two prefixes of a prompt, which asks while it has the longer one; then that one goes from
 /// all tiers but the disk, and when it has asked again, the shorter one goes from the device.
 void RandomTrace::shrink_while_waiting() {
@@ -568,17 +583,8 @@ void RandomTrace::shrink_while_waiting() {
   if (admit.tokens.size() < 3) return;
   const std::int64_t longer = draw_.between(2, admit.tokens.size() - 1);
   std::vector<Operation> order;
-  for (const std::int64_t size : {draw_.between(1, longer - 1), longer}) {
-    Operation next{.verb = Verb::alloc};
-    next.as = fresh_name("s");
-    order.push_back(next);
-    next.slot = std::exchange(next.as, Name());
-    next.tokens = admit.tokens.prefix(static_cast<std::uint32_t>(size));
-    for (const Verb verb : {Verb::advance, Verb::insert}) {
-      next.verb = verb;
-      order.push_back(next);
-    }
-  }
+  for (const std::int64_t size : {draw_.between(1, longer - 1), longer})
+    store_by_slot(admit.tokens.prefix(static_cast<std::uint32_t>(size)), Operation::kAbsent, order);
   for (const char* const tier : {"host", "disk"}) {
     Operation land{.verb = Verb::land};
     land.tier = Name::intern(tier);
@@ -606,15 +612,7 @@ void RandomTrace::store_apart_on_ranks() {
   const std::int64_t longer = draw_.between(2, admit.tokens.size() - 1);
   std::vector<Operation> order{Operation{.verb = Verb::flush}};
   for (const std::int64_t size : {longer, draw_.between(1, longer)}) {
-    Operation next{.verb = Verb::alloc};
-    next.as = fresh_name("s");
-    order.push_back(next);
-    next.slot = std::exchange(next.as, Name());
-    next.tokens = admit.tokens.prefix(static_cast<std::uint32_t>(size));
-    for (const Verb verb : {Verb::advance, Verb::insert}) {
-      next.verb = verb;
-      order.push_back(next);
-    }
+    store_by_slot(admit.tokens.prefix(static_cast<std::uint32_t>(size)), Operation::kAbsent, order);
     Operation land{.verb = Verb::land};
     land.tier = Name::intern("host");
     order.insert(order.end(), {land, Operation{.verb = Verb::settle}});
@@ -626,6 +624,28 @@ void RandomTrace::store_apart_on_ranks() {
   order.insert(order.end(), {admit, Operation{.verb = Verb::settle}});
   asking_.assign(order.rbegin(), order.rend());
   refused_ = admit;
+}
+
+/// A prefix of a prompt that a request holds gets a state of its own, when what nobody holds has
+/// left the device. Before the copy of that state has landed, another prompt is stored.
+void RandomTrace::add_state_to_held_prefix() {
+  const std::int64_t page = swarm_.config.page;
+  const auto pages = [&](const Tokens& tokens, std::int64_t count) {
+    return tokens.prefix(static_cast<std::uint32_t>(count * page));
+  };
+  Operation admit{.verb = Verb::admit};
+  admit.id = fresh_name("r");
+  admit.tokens = some_tokens();
+  const std::int64_t stored = (std::int64_t{admit.tokens.size()} - 1) / page;
+  const Tokens other = some_tokens();
+  if (stored < 2 || other.size() < page) return;
+  const std::int64_t held = draw_.between(1, stored - 1);
+  std::vector<Operation> order;
+  store_by_slot(pages(admit.tokens, stored), Operation::kAbsent, order);
+  order.insert(order.end(), {admit, Operation{.verb = Verb::flush}});
+  store_by_slot(pages(admit.tokens, held), held * page, order);
+  store_by_slot(pages(other, other.size() / page), Operation::kAbsent, order);
+  asking_.assign(order.rbegin(), order.rend());
 }
 
 /// Ends copies between two servers, settles their transfers, or evicts from one of them.
@@ -674,6 +694,8 @@ Operation RandomTrace::next() {
     shrink_while_waiting();
   if (swarm_.disk_ranks > 1 && swarm_.tree != 0 && asking_.empty() && draw_.chance(1, 40))
     store_apart_on_ranks();
+  if (swarm_.backs_windows_up && swarm_.tree != 0 && asking_.empty() && draw_.chance(1, 40))
+    add_state_to_held_prefix();
   while (!asking_.empty()) {
     Operation next = std::move(asking_.back());
     asking_.pop_back();
@@ -682,7 +704,9 @@ Operation RandomTrace::next() {
                           std::any_of(slots.begin(), slots.end(),
                                       [&](const auto& slot) { return slot.name == next.slot; });
     const bool is_admitted = next.verb == Verb::admit && model_.find_request(next.id) != nullptr;
-    if (has_slot && !is_admitted) return next;
+    if (!has_slot || is_admitted) continue;
+    may_be_bad_ = next.prev > 0;  // its KV may be gone
+    return next;
   }
   while (!together_.empty()) {
     const Name id = together_.back();

@@ -40,7 +40,9 @@ class RandomTrace {
   Operation random_slot_operation();
   Operation random_copy_operation();
   Operation random_move_operation();
+  void store_by_slot(const Tokens& tokens, std::int64_t prev, std::vector<Operation>& order);
   void store_apart_on_ranks();
+  void add_state_to_held_prefix();
   Operation random_disk_operation();
   void shrink_while_waiting();
   void ask_again();

@@ -122,10 +122,17 @@ constexpr std::size_t kFewLines = 8;
 constexpr int kLegs = 180, kFewLegs = 30, kLegLength = 400;
 constexpr std::size_t kLonger = 4;
 
+/// A field of the config that was lowered early may be what the lines that are left stand for. And
+/// a planted defect is shown by any finding that is not there without it.
+enum class Way { first, keeps_config, any_finding };
+
 class Shrinker {
  public:
-  Shrinker(const RunOptions& run, const ShrinkOptions& options, bool keeps_config = false)
-      : run_(run), options_(options), keeps_config_(keeps_config) {
+  Shrinker(const RunOptions& run, const ShrinkOptions& options, Way way)
+      : run_(run),
+        options_(options),
+        keeps_config_(way == Way::keeps_config),
+        takes_any_(way == Way::any_finding) {
     run_.skip_illegal = true;
     run_.keep_events = false;
   }
@@ -144,6 +151,7 @@ class Shrinker {
     has_branch_names_ = name_by_branch();
     if (!has_branch_names_) tell_repeats_apart();
     set_pool(kSmallPool);
+    if (takes_any_) check_early();
     do {
       while (get_smaller() || lower_lists() || take_other_form()) continue;
     } while (std::exchange(keeps_config_, false));
@@ -188,7 +196,7 @@ class Shrinker {
   }
 
   bool shows(const Played& played) const {
-    return played.finding && is_same_finding(*played.finding, sought_);
+    return played.finding && (takes_any_ || is_same_finding(*played.finding, sought_));
   }
 
   void adopt(const Config& config, const Played& played) {
@@ -212,6 +220,16 @@ class Shrinker {
     for (const std::string_view field : {kFidelityField, kModelField})
       candidate.config.put(field, numbered.text(field));
     attempt(candidate);
+  }
+
+  /// Ends the trace with a check, behind the first line after which that finds something.
+  void check_early() {
+    for (std::size_t end = 1; end < best_.steps.size(); ++end) {
+      Candidate candidate = best_;
+      candidate.steps.resize(end);
+      candidate.steps.push_back(step_of(Operation{.verb = Verb::check}));
+      if (attempt(candidate)) return;
+    }
   }
 
   /// Whether one of the steps made the trace smaller.
@@ -838,6 +856,7 @@ class Shrinker {
   RunOptions run_;
   ShrinkOptions options_;
   bool keeps_config_;  ///< until nothing gets smaller
+  bool takes_any_;
   std::optional<FieldValues> choices_;
   Draw way_{1, 1};
   Candidate best_;
@@ -881,13 +900,19 @@ std::optional<LocatedFinding> finding_of(const Trace& trace, const RunOptions& r
 
 Result<ShrinkOutcome> shrink(const Trace& trace, const RunOptions& run,
                              const ShrinkOptions& options) {
-  Result<ShrinkOutcome> shrunk = Shrinker(run, options).shrink(trace);
-  if (!shrunk || line_count(shrunk->trace) <= kLongTrace) return shrunk;
-  // A field of the config that was lowered early may be what the lines that are left stand for.
-  Result<ShrinkOutcome> other = Shrinker(run, options, true).shrink(trace);
-  if (!other || line_count(other->trace) >= line_count(shrunk->trace)) return shrunk;
-  other->executions += shrunk->executions;
-  return other;
+  Result<ShrinkOutcome> shrunk = Shrinker(run, options, Way::first).shrink(trace);
+  RunOptions sound = run;
+  sound.defect = nullptr;
+  for (const Way way : {Way::keeps_config, Way::any_finding}) {
+    if (!shrunk || line_count(shrunk->trace) <= kLongTrace) return shrunk;
+    if (way == Way::any_finding && run.defect == nullptr) return shrunk;
+    Result<ShrinkOutcome> other = Shrinker(run, options, way).shrink(trace);
+    if (!other || line_count(other->trace) >= line_count(shrunk->trace)) continue;
+    if (way == Way::any_finding && finding_of(other->trace, sound)) continue;
+    other->executions += shrunk->executions;
+    shrunk = std::move(other);
+  }
+  return shrunk;
 }
 
 std::size_t line_count(const Trace& trace) {

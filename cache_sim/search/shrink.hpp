@@ -4,7 +4,8 @@
 // lowering pools, dropping features; all of it again until nothing gets smaller. What is then still
 // longer than a few lines is written in other ways (cache_sim/search/rewrites.hpp), and what is
 // longer than eight is changed at random until lines can go (cache_sim/search/detours.hpp). What is
-// longer than twelve in the end is shrunk once more, with the config as it was until no line goes.
+// longer than twelve in the end is shrunk once more, with the config as it was until no line goes;
+// and with a planted defect, by whatever is found with it and not without it.
 //
 // Lines depend on each other: after a shorter `admit`, an `extend` has another number of tokens
 // left. So every candidate is played through cache_sim/search/operation_player.hpp, which adapts

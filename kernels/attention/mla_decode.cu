@@ -16,9 +16,9 @@
 //            shared memory.
 //            Smaller pages: a tile would take many tensor copies, so the lanes of warps 12 and 14
 //            copy 16 bytes each (cp.async), and warp 15 makes the copies visible to products.
-//            Cache in e4m3: each of the four warps copies a quarter of each tile as it is in
-//            memory, a tile ahead, and writes it to the ring as float16 (mla_latents.cuh). With at
-//            most 16 rows and pages of whole tiles it is read by another kernel: mla_narrow.cuh.
+//            Tokens of 656 bytes: each of the four warps copies a quarter of each tile as it is in
+//            memory, a tile ahead, and writes it to the ring as float16 (mla_latents.cuh). Caches
+//            in e4m3 with one scale are read by another kernel: mla_narrow.cuh.
 //   scores   S = Q K^T, then p = exp2(S - m), rounded, to shared memory. m is the largest score so
 //            far, or less by at most kSlack, so outputs are rarely rescaled. Outputs are divided by
 //            the sum of the rounded p: where one key has most of the weight, its rounding then
@@ -39,11 +39,9 @@
 // KB.
 #include "kernels/attention/mla_decode.hpp"
 
-#include <bit>
-
+#include "kernels/attention/mla_arguments.cuh"
 #include "kernels/attention/mla_latents.cuh"
 #include "kernels/attention/mla_narrow.cuh"
-#include "kernels/attention/mla_schedule.cuh"
 #include "kernels/attention/softmax_rows.cuh"
 
 namespace lockstep::kernels {
@@ -53,8 +51,7 @@ using namespace hopper;
 using namespace mla;
 
 constexpr const char* kName = "mla_decode";
-constexpr int kWidth = 576, kValues = 512, kTokenBytes = 656;
-constexpr int kRows = 64;                          ///< rows of a block
+constexpr int kTokenBytes = 656;
 constexpr int kSlabs = kWidth / kTileColumns;      ///< slabs of a tile, and of the queries: 9
 constexpr int kHalf = kValues / kTileColumns / 2;  ///< slabs of one side, half the values: 4
 constexpr int kSlabBytes = kRows * kTileRowBytes;  ///< 8 KiB
@@ -74,8 +71,7 @@ constexpr int kGatherers = 2;  ///< warps whose lanes copy latents, half of a ti
 /// Sizes of a block for queries of type T and a cache of type C; kManyRows: see Block.
 template <class T, class C, bool kManyRows>
 struct Layout {
-  static constexpr bool kConverts = !std::is_same_v<T, C>;             ///< latents are in e4m3
-  static constexpr bool kHasScales = std::is_same_v<C, std::uint8_t>;  ///< tokens of 656 bytes
+  static constexpr bool kConverts = !std::is_same_v<T, C>;  ///< tokens of 656 bytes
   static constexpr int kFeedRegisters = kConverts ? 48 : 40;
   static constexpr int kScoreRegisters = kConverts ? 144 : 152;
   // Units of the ring, and places of rope slabs. With many rows, p waits for the next tile's scores
@@ -95,14 +91,13 @@ struct Layout {
   //   kRope      kRopes rope slabs
   //   kP         kPs tiles of p [64 rows, 64 tokens]
   //   kRawUnits  kConverts: for each converter, 64 tokens x 128 numbers of e4m3 as they are in
-  //              memory; at kRawScales their scales (kHasScales), at kRawPe k_pe of its 16 tokens
+  //              memory; at kRawScales their scales, at kRawPe k_pe of its 16 tokens
   //   kAlpha     float [kPs][64]: factors of the outputs so far, by row
   //   kTotals    float2 [kPs][64]: factor of the final outputs; lse in powers of two
   //   kBarriers, kShare
-  static constexpr int kPeRowBytes = kHasScales ? kTileRowBytes : kTileColumns;
   static constexpr int kRawScales = kTokens * kRawColumns;
-  static constexpr int kRawPe = kRawScales + (kHasScales ? kTokens * 4 : 0);
-  static constexpr int kRawBytes = kConverts ? kRawPe + kPeTokens * kPeRowBytes : 0;
+  static constexpr int kRawPe = kRawScales + kTokens * 4;
+  static constexpr int kRawBytes = kConverts ? kRawPe + kPeTokens * kTileRowBytes : 0;
   static constexpr int kQueries = kUnits * kUnitBytes;
   static constexpr int kRope = kQueries + (kSlabs - kHalf) * kSlabBytes;
   static constexpr int kP = kRope + kRopes * kSlabBytes;
@@ -119,50 +114,11 @@ struct Layout {
 constexpr int kCleared = 6;  ///< hardware barrier of the scores; 1 to 5: the outputs and mergers
 
 // A part's piece of a divided request, in device memory.
-constexpr int kPieceBytes = kRows * kValues * 2;  ///< outputs in float16
-constexpr int kPieceNumbers = 3 * kRows;          ///< lse in powers of two; factors of both sides
-constexpr int kMostBlocks = 512;
-constexpr int kMostPieces = 144;  ///< at least the number of processors of such a chip
+constexpr int kPieceNumbers = 3 * kRows;  ///< lse in powers of two; factors of both sides
 
 /// Per lane (MlaDecode::lane), and per divided request and block of rows: pieces that are complete,
 /// counted by side; readers that are done waiting. 0 between launches.
 __device__ int counters[kMlaDecodeLanes][kMostBlocks][2];
-
-struct Decode {
-  Lengths lengths;
-  const std::int32_t* table;
-  std::int64_t table_strides[2];
-  int page, log2_page;  ///< tokens of a page; log2_page is used if pages are smaller than tiles
-  int q_len, heads, rows, row_blocks, parts;
-  bool causal;
-  float scale_log2;
-  float fewest;  ///< Scheduler::share()
-  void* out;
-  std::int64_t out_strides[3];
-  float* lse;
-  std::int64_t lse_strides[3];
-  unsigned char* pieces;
-  float* piece_numbers;
-  int lane;
-  const void* q;
-  std::int64_t q_strides[2];  ///< in bytes, of requests and rows
-  const float* kv_scale;      ///< scale of a cache of C = E4m3; null: 1
-  const unsigned char* cache;
-  std::int64_t cache_strides[2];  ///< in bytes, of pages and tokens
-  int pages;
-};
-/// cache: 64 columns of 16 bits, or 128 numbers of e4m3; pe: k_pe of a converted cache.
-struct Maps {
-  CUtensorMap q, cache, pe;
-};
-
-/// A run of tiles of one request.
-struct Item {
-  int request, length;
-  int first, count;  ///< tiles
-  Split split;
-  int piece;  ///< number of this part's piece in the split
-};
 
 /// Arrives once for the whole warp, after all its lanes have come here.
 __device__ inline void arrive_of_warp(std::uint32_t barrier, int lane) {
@@ -170,30 +126,9 @@ __device__ inline void arrive_of_warp(std::uint32_t barrier, int lane) {
   if (lane == 0) barrier_arrive(barrier);
 }
 
-/// Starts to copy 16 bytes of device memory (or zeros, unless `is`) to shared memory (cp.async).
-/// For memory ordering the copy counts as an ordinary store of this thread, not as an async-proxy
-/// one.
-__device__ inline void start_copy(std::uint32_t to, const void* from, bool is) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(is ? 16 : 0)
-               : "memory");
-}
-__device__ inline void start_copy4(std::uint32_t to, const void* from, bool is) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is ? 4 : 0)
-               : "memory");
-}
-/// Waits for all copies that this thread has started; only this thread is sure to see them.
-__device__ inline void wait_for_copies() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
 __device__ inline std::uint32_t load_shared(std::uint32_t from) {
   std::uint32_t x;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
-  return x;
-}
-__device__ inline uint2 load_shared2(std::uint32_t from) {
-  uint2 x;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
   return x;
 }
 __device__ inline uint4 load_shared4(std::uint32_t from) {
@@ -219,32 +154,6 @@ __device__ inline I kept(I x) {
   asm volatile("" : "+r"(x));
   return x;
 }
-/// Arrives at an mbarrier when all copies that this thread has started are complete.
-__device__ inline void arrive_behind_copies(std::uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
-/// barrier_expect() and load_tile() of one lane (`does`) of a warp. All lanes call them with the
-/// same arguments: by predication instead of a branch, the arguments stay in uniform registers. The
-/// loads mark their lines evict_first in L2, since a step reads each key once.
-__device__ inline void expect_if(bool does, std::uint32_t barrier, int bytes) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
-      "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1; }" ::"r"(barrier),
-      "r"(bytes), "r"(static_cast<int>(does))
-      : "memory");
-}
-__device__ inline void load_tile_if(bool does, std::uint32_t to, const CUtensorMap& map,
-                                    int element, int head, int token, std::uint32_t barrier) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %6, 0;\n"
-      ".reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
-      "@p "
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%3, %4, %5}], [%2], once; }" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(element), "r"(head), "r"(token), "r"(static_cast<int>(does))
-      : "memory");
-}
 /// A block of threads.
 ///
 /// kManyRows: several blocks read the same keys, so products take longer than loads. In long items
@@ -257,10 +166,9 @@ __device__ inline void load_tile_if(bool does, std::uint32_t to, const CUtensorM
 template <class T, class C, bool kManyRows, bool kGathers>
 class Block {
   using At = Layout<T, C, kManyRows>;
-  static constexpr bool kConverts = At::kConverts, kHasScales = At::kHasScales;
+  static constexpr bool kConverts = At::kConverts;
   using M = std::conditional_t<kConverts, Fp16, T>;  ///< type of latents and p in products
-  using Pe = std::conditional_t<kHasScales, T, M>;   ///< type of k_pe in products
-  static_assert(!kHasScales || std::is_same_v<T, Bf16>, "k_pe is bf16 in tokens of 656 bytes");
+  static_assert(!kConverts || std::is_same_v<T, Bf16>, "k_pe is bf16 in tokens of 656 bytes");
   static_assert(!(kConverts && kGathers), "raw units have copies of their own");
   static constexpr int kUnits = At::kUnits, kRopes = At::kRopes;
   static constexpr bool kStores = kConverts || kGathers;  ///< units are filled by ordinary stores
@@ -312,11 +220,8 @@ class Block {
     barrier_init(scores_done(), kWarpgroup);
     for (int i = 0; kStores && i < At::kCopied; ++i) {
       // Gathering, and converting small pages: all lanes copy. Converting whole tiles: one lane
-      // issues tensor copies, and all lanes copy scales if there are some.
-      const int with_scales = kHasScales ? 33 : 1;
-      barrier_init(raw_full(i), kGathers                 ? 32 * kGatherers
-                                : p_.page % kTokens == 0 ? with_scales
-                                                         : 32);
+      // issues tensor copies, and all lanes copy scales.
+      barrier_init(raw_full(i), kGathers ? 32 * kGatherers : p_.page % kTokens == 0 ? 33 : 32);
     }
     publish_barriers();
   }
@@ -478,41 +383,6 @@ class Block {
     });
   }
 
-  /// Addresses of the latents of 32 consecutive tokens; each lane holds one. Tokens after the
-  /// request's end, and those whose block table entry names no page, have none: they are copied as
-  /// zeros. ask() starts the loads of page numbers; reach() waits for them.
-  class Tokens {
-   public:
-    __device__ Tokens(const Decode& p, const Item& item)
-        : p_(p), table_(p.table + item.request * p.table_strides[0]), length_(item.length) {}
-    /// Loads the number of the page that holds token `first` + lane.
-    __device__ void ask(int first) {
-      token_ = first + static_cast<int>(threadIdx.x % 32);
-      entry_ = token_ < length_ ? table_[(token_ >> p_.log2_page) * p_.table_strides[1]] : -1;
-    }
-    __device__ void reach() {
-      const bool is = 0 <= entry_ && entry_ < p_.pages;
-      there_ = __ballot_sync(0xffffffffu, is);
-      own_ = is ? entry_ * p_.cache_strides[0] + (token_ & (p_.page - 1)) * p_.cache_strides[1] : 0;
-    }
-    /// The address of the i-th of the 32 tokens. The whole warp calls it.
-    __device__ const unsigned char* operator[](int i) const {
-      return p_.cache + __shfl_sync(0xffffffffu, own_, i);
-    }
-    __device__ bool is_there(int i) const { return (there_ >> i & 1) != 0; }
-    /// Copies 4 bytes of the lane's own token, at `offset`.
-    __device__ void copy_own(std::uint32_t to, int offset) const {
-      start_copy4(to, p_.cache + own_ + offset, is_there(static_cast<int>(threadIdx.x % 32)));
-    }
-
-   private:
-    const Decode& p_;
-    const std::int32_t* table_;
-    int length_, token_ = 0, entry_ = 0;
-    unsigned there_ = 0;
-    std::int64_t own_ = 0;
-  };
-
   /// One of two warps that load tiles from pages smaller than a tile: it takes half of each tile's
   /// tokens. Eight lanes copy a token's 128 bytes of a slab. publish_copies() makes them visible.
   __device__ void gather(int half) const {
@@ -531,7 +401,7 @@ class Block {
         // phases; it could fall two phases of `empty` behind, and wait for ever.
         if (lane / 16 == half) load_query_unit(ring.place, slab, item, lane == 0);
       }
-      Tokens tokens(p_, item);
+      Tokens tokens(p_, item.request, item.length);
       const auto ask = [&](int t) { tokens.ask(t * kTokens + 32 * half); };
       const int last = item.first + item.count;
       ask(item.first);
@@ -628,8 +498,7 @@ class Block {
         const bool ends = t + 1 == item.count;
         barrier_wait(at(raw_full(warp)), raw_parity);
         raw_parity ^= 1;
-        const bool in_halves =
-            kHasScales && prepare_scales(lane, base + raw_at(warp) + At::kRawScales);
+        const bool in_halves = prepare_scales(lane, base + raw_at(warp) + At::kRawScales);
         barrier_wait(at(empty(ring.place)), ring.parity ^ 1);
         convert_unit(lane, base + raw_at(warp), at(unit(ring.place)), in_halves);
         if (ends) clear_unit(lane, at(unit(ring.place)), item.length - (item.first + t) * kTokens);
@@ -638,8 +507,8 @@ class Block {
         __syncwarp();  // all lanes have read the raw unit, which is overwritten now
         if (!ends) raw.load_unit();
         barrier_wait(at(rope_empty(rope.place)), rope.parity ^ 1);
-        convert_pe(lane, base + raw_at(warp) + At::kRawPe,
-                   at(rope_at(rope.place)) + warp * kPeTokens * kTileRowBytes);
+        copy_pe(lane, base + raw_at(warp) + At::kRawPe,
+                at(rope_at(rope.place)) + warp * kPeTokens * kTileRowBytes);
         publish_to_async();
         barrier_arrive(at(rope_full(rope.place)));
         __syncwarp();
@@ -672,20 +541,18 @@ class Block {
       page_ = uniform(__shfl_sync(0xffffffffu, window_, index_ & 31));
       token_ = uniform(within_ * kTokens);
       const std::uint32_t filled = block_.raw_full(warp_);
-      expect_if(leads_, filled, kTokens * kRawColumns + kPeTokens * At::kPeRowBytes);
+      expect_if(leads_, filled, kTokens * kRawColumns + kPeTokens * kTileRowBytes);
       load_tile_if(leads_, block_.base_ + raw_at(warp_), block_.maps_.cache, group_ * kRawColumns,
                    page_, token_, filled);
-      if constexpr (kHasScales) {
-        const bool is = 0 <= page_ && page_ < block_.p_.pages;
-        const int lane = static_cast<int>(threadIdx.x % 32);
-        const unsigned char* const first = block_.p_.cache + page_ * block_.p_.cache_strides[0] +
-                                           (token_ + lane) * block_.p_.cache_strides[1] +
-                                           kScaleOffset + group_ * 4;
-        const std::uint32_t to = block_.base_ + raw_at(warp_) + At::kRawScales + lane * 4;
-        start_copy4(to, first, is);
-        start_copy4(to + 32 * 4, first + 32 * block_.p_.cache_strides[1], is);
-        arrive_behind_copies(filled);
-      }
+      const bool is = 0 <= page_ && page_ < block_.p_.pages;
+      const int lane = static_cast<int>(threadIdx.x % 32);
+      const unsigned char* const first = block_.p_.cache + page_ * block_.p_.cache_strides[0] +
+                                         (token_ + lane) * block_.p_.cache_strides[1] +
+                                         kScaleOffset + group_ * 4;
+      const std::uint32_t to = block_.base_ + raw_at(warp_) + At::kRawScales + lane * 4;
+      start_copy4(to, first, is);
+      start_copy4(to + 32 * 4, first + 32 * block_.p_.cache_strides[1], is);
+      arrive_behind_copies(filled);
       if (++within_ < block_.p_.page / kTokens) return;
       within_ = 0;
       if ((++index_ & 31) == 0) ask_for_pages();
@@ -715,7 +582,7 @@ class Block {
                          int unit_number, int lane)
         : block_(block),
           base_(base),
-          halves_{{block.p_, item}, {block.p_, item}},
+          halves_{{block.p_, item.request, item.length}, {block.p_, item.request, item.length}},
           next_(item.first),
           warp_(warp),
           group_(slab_of(unit_number) / kPair),
@@ -730,10 +597,8 @@ class Block {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         copy<kRawColumns, 32>(to + i * 32 * kRawColumns, halves_[i], 0, group_ * kRawColumns);
-      if constexpr (kHasScales)
-        for (int i = 0; i < 2; ++i)
-          halves_[i].copy_own(to + At::kRawScales + (32 * i + lane_) * 4,
-                              kScaleOffset + group_ * 4);
+      for (int i = 0; i < 2; ++i)
+        halves_[i].copy_own(to + At::kRawScales + (32 * i + lane_) * 4, kScaleOffset + group_ * 4);
     }
     __device__ void load_pe() const {
       copy_quarter(base_ + raw_at(warp_) + At::kRawPe);
@@ -748,7 +613,8 @@ class Block {
     /// Copies kBytes bytes from `column` on of each of kCount tokens, from number `first` of
     /// `tokens` on, one after the other to `to`.
     template <int kBytes, int kCount>
-    __device__ void copy(std::uint32_t to, const Tokens& tokens, int first, int column) const {
+    __device__ void copy(std::uint32_t to, const Tokens<Decode>& tokens, int first,
+                         int column) const {
       constexpr int kChunks = kBytes / 16, kAtOnce = 32 / kChunks;
       const int row = lane_ / kChunks, byte = lane_ % kChunks * 16;
 #pragma unroll
@@ -757,19 +623,18 @@ class Block {
                    tokens.is_there(first + i + row));
     }
     __device__ void copy_quarter(std::uint32_t to) const {
-      constexpr int kColumn = kHasScales ? kPeOffset : kValues;
       const int first = warp_ % 2 * kPeTokens;
-      if (warp_ < 2)
-        copy<At::kPeRowBytes, kPeTokens>(to, halves_[0], first, kColumn);
+      if (warp_ < 2)  // an index would put both halves into memory
+        copy<kTileRowBytes, kPeTokens>(to, halves_[0], first, kPeOffset);
       else
-        copy<At::kPeRowBytes, kPeTokens>(to, halves_[1], first, kColumn);
+        copy<kTileRowBytes, kPeTokens>(to, halves_[1], first, kPeOffset);
     }
     __device__ std::uint32_t at(std::uint32_t address) const {
       return address - block_.base_ + base_;
     }
     const Block& block_;
     std::uint32_t base_;
-    Tokens halves_[2];
+    Tokens<Decode> halves_[2];
     int next_, warp_, group_, lane_;
   };
 
@@ -799,7 +664,7 @@ class Block {
     std::uint32_t scale[kAtOnce];
     const auto load = [&](int i, int after) {
       numbers[i] = load_shared2(from + after * kRawColumns + i * 2 * kRawColumns);
-      if constexpr (kHasScales) scale[i] = load_shared(scales + after * 4 + i * 8);
+      scale[i] = load_shared(scales + after * 4 + i * 8);
     };
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) load(i, 0);
@@ -809,14 +674,10 @@ class Block {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         uint4 wide;
-        if constexpr (kHasScales) {
-          const auto scaled = [&](auto by) {
-            wide = widened(numbers[i], [&](__half2 x) { return by.times(x); });
-          };
-          in_halves ? scaled(HalfScale(scale[i])) : scaled(FloatScale(scale[i]));
-        } else {
-          wide = widened(numbers[i], [](__half2 x) { return x; });
-        }
+        const auto scaled = [&](auto by) {
+          wide = widened(numbers[i], [&](__half2 x) { return by.times(x); });
+        };
+        in_halves ? scaled(HalfScale(scale[i])) : scaled(FloatScale(scale[i]));
         load(i, after);
         store_shared4((at ^ i % 4 * 32) + i * 2 * kTileRowBytes, wide);
       }
@@ -833,34 +694,22 @@ class Block {
         store_shared4(to + chunk / 8 * kSlabBytes + tile_offset(token, chunk % 8),
                       make_uint4(0, 0, 0, 0));
   }
-  /// Writes the warp's quarter of the rope slab: converts it, unless it is in bf16 (kHasScales).
-  __device__ static void convert_pe(int lane, std::uint32_t raw, std::uint32_t to) {
+  /// Writes the warp's quarter of the rope slab.
+  __device__ static void copy_pe(int lane, std::uint32_t raw, std::uint32_t to) {
     constexpr int kSteps = kPeTokens / 4;
     const std::uint32_t at = to + tile_offset(lane / 8, lane % 8);
-    std::conditional_t<kHasScales, uint4, uint2> numbers[kSteps];
+    uint4 numbers[kSteps];
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const std::uint32_t from = raw + (lane + i * 32) * int{sizeof(numbers[i])};
-      if constexpr (kHasScales)
-        numbers[i] = load_shared4(from);
-      else
-        numbers[i] = load_shared2(from);
-    }
+    for (int i = 0; i < kSteps; ++i) numbers[i] = load_shared4(raw + (lane + i * 32) * 16);
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      uint4 wide;
-      if constexpr (kHasScales)
-        wide = numbers[i];
-      else
-        wide = widened(numbers[i], [](__half2 x) { return x; });
-      store_shared4((at ^ i % 2 * 64) + i * 4 * kTileRowBytes, wide);
-    }
+    for (int i = 0; i < kSteps; ++i)
+      store_shared4((at ^ i % 2 * 64) + i * 4 * kTileRowBytes, numbers[i]);
   }
 
   /// Converts the query slabs in shared memory from T to M, the type of the products. Called by the
   /// scores warpgroup.
   __device__ void convert_queries() const {
-    constexpr int kSlabsOfM = kSlabs - kHalf - (kHasScales ? 1 : 0);
+    constexpr int kSlabsOfM = kSlabs - kHalf - 1;  // that of k_pe stays
     uint4* const slabs = reinterpret_cast<uint4*>(shared_ + At::kQueries);
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < kSlabsOfM * kSlabBytes / 16; i += kWarpgroup) {
@@ -902,9 +751,7 @@ class Block {
     for (int i = 0; i < 2; ++i)
       later[i] = p_.causal ? max(p_.q_len - 1 - (first_row_ + row + 8 * i) / p_.heads, 0) : 0;
     if (p_.causal) first_later = max(p_.q_len - 1 - first_row_ / p_.heads, 0);
-    const float kv_scale = p_.kv_scale != nullptr ? *p_.kv_scale : 1.0f;
-    const float signed_scale = p_.scale_log2 * kv_scale;
-    const float scale = fmaxf(fabsf(signed_scale), 1e-30f);  // not 0: 0 times -infinity is NaN
+    const float scale = fmaxf(fabsf(p_.scale_log2), 1e-30f);  // not 0: 0 times -infinity is NaN
     Step ring(kUnits), rope(kRopes), tile(At::kPs);
     std::uint32_t queries_parity = 0;
     for_each_item([&](const Item& item) {
@@ -962,7 +809,7 @@ class Block {
             if (s < kHalf)
               Product<M, 64, false>::of(S, q[s][k], further(K, 32 * k), i + k > 0);
             else if (is_rope)
-              Product<Pe, 64, false>::of(S, further(Q, 32 * k), further(K, 32 * k), true);
+              Product<T, 64, false>::of(S, further(Q, 32 * k), further(K, 32 * k), true);
             else
               Product<M, 64, false>::of(S, further(Q, 32 * k), further(K, 32 * k), true);
           }
@@ -978,7 +825,7 @@ class Block {
 
         const int first_token = (item.first + t) * kTokens;
         // p uses |scale|; the sign of a negative scale goes into S.
-        if (signed_scale < 0) {
+        if (p_.scale_log2 < 0) {
 #pragma unroll
           for (float& s : S) s = -s;
         }
@@ -1018,7 +865,7 @@ class Block {
             if (lane % 4 == 0)
               totals(tile.place)[row + 8 * i] =
                   whole > 0 || whole != whole
-                      ? make_float2(kv_scale / rounded[2 * i], largest[i] + log2f(whole))
+                      ? make_float2(1.0f / rounded[2 * i], largest[i] + log2f(whole))
                       : make_float2(0.0f, -INFINITY);
           }
         }
@@ -1636,39 +1483,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- The wrapper ---------------------------------------------------------------------------------
 
-int processors() {
-  static const int count = [] {
-    int device = 0, found = 0;
-    check_cuda(cudaGetDevice(&device), kName);
-    check_cuda(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device), kName);
-    return std::min(found, kMostPieces);
-  }();
-  return count;
-}
-
-/// Blocks of rows, and parts; `places` of pieces in the workspace.
-struct Grid {
-  std::int64_t row_blocks, parts;
-  std::int64_t places() const { return parts > 1 ? 2 * parts * row_blocks : 0; }
-};
-
-template <class T, class C>
-Grid grid_of(const MlaDecode<T, C>& in) {
-  const std::int64_t rows = in.q.extent(1) * in.q.extent(2), blocks = (rows + kRows - 1) / kRows;
-  std::int64_t parts = std::max<std::int64_t>(1, processors() / std::max<std::int64_t>(1, blocks));
-  if (in.parts > 0) parts = std::min<std::int64_t>(parts, in.parts);
-  return {blocks, parts};
-}
-
-/// q with the rows of a request as one dimension: [q_len H, B, 576].
-template <class T, class C>
-TensorView<const T, 3> rows_of(const MlaDecode<T, C>& in) {
-  const std::int64_t q_len = in.q.extent(1), H = in.q.extent(2);
-  return make_view(
-      in.q.data_handle(), Shape<3>{q_len * H, in.q.extent(0), in.q.extent(3)},
-      Shape<3>{H > 1 ? in.q.stride(2) : in.q.stride(1), in.q.stride(0), in.q.stride(3)});
-}
-
 /// The cache as elements of 16 bits, [page, pages, columns], so that can_be_mapped() can check it;
 /// odd strides become -1, which it refuses.
 template <class C>
@@ -1683,112 +1497,29 @@ TensorView<const Bf16, 3> sixteenths(const TensorView<const C, 3>& cache) {
 
 template <class T, class C>
 void check(const Checks& checks, const MlaDecode<T, C>& in) {
-  const std::int64_t B = in.q.extent(0), q_len = in.q.extent(1), H = in.q.extent(2);
-  const std::int64_t page = in.cache.extent(1);
-  checks.shape(in.q, "q", "[B, q_len, H, 576]", {B, q_len, H, kWidth});
-  checks.expect(H >= 1 && q_len >= 1 && q_len * H < (1 << 20), "q",
-                "[B, q_len, H, 576] with at least one row and fewer than 1048576",
-                text_of(shape_of(in.q)));
   constexpr bool kBytes = std::is_same_v<C, std::uint8_t>;
-  checks.shape(in.cache, "cache", kBytes ? "[pages, page, 656]" : "[pages, page, 576]",
-               {in.cache.extent(0), page, kBytes ? kTokenBytes : kWidth});
+  check_arguments(checks, in, kBytes ? "[pages, page, 656]" : "[pages, page, 576]",
+                  kBytes ? kTokenBytes : kWidth);
+  const std::int64_t page = in.cache.extent(1);
   checks.expect(page >= 1 && (kTokens % page == 0 || page % kTokens == 0), "cache",
                 "[pages, page, width] with pages of a divisor or a multiple of 64 tokens",
                 text_of(shape_of(in.cache)));
-  checks.shape(in.block_table, "block_table", "[B, blocks]", {B, in.block_table.extent(1)});
-  checks.shape(in.seq_lens, "seq_lens", "[B]", {B});
-  checks.shape(in.out, "out", "[B, q_len, H, 512]", {B, q_len, H, kValues});
-  checks.shape(in.lse, "lse", "[B, H, q_len]", {B, H, q_len});
-  checks.expect(in.block_table.extent(1) * page < (std::int64_t{1} << 30) &&
-                    in.cache.extent(0) < (std::int64_t{1} << 31) && B < (1 << 20),
-                "block_table", "of fewer than 2^30 tokens, for fewer than 2^20 requests",
-                text_of(shape_of(in.block_table)));
-  checks.expect(0 <= in.lane && in.lane < kMlaDecodeLanes, "lane",
-                "below " + std::to_string(kMlaDecodeLanes), std::to_string(in.lane));
-  const bool one_step = q_len == 1 || H == 1 || in.q.stride(1) == H * in.q.stride(2);
-  checks.expect(one_step && can_be_mapped(rows_of(in)), "q",
-                "with the rows of a request evenly apart, of whole 16 bytes and contiguous",
-                "strides " + text_of(Shape<4>{in.q.stride(0), in.q.stride(1), in.q.stride(2),
-                                              in.q.stride(3)}));
   checks.expect(!in.kv_scale || std::is_same_v<C, E4m3>, "kv_scale",
                 "absent without a cache of numbers in e4m3", "given");
   checks.expect(
       in.cache.extent(0) == 0 || can_be_mapped(sixteenths(in.cache)), "cache",
       "contiguous in its last dimension, with strides of whole 16 bytes",
       "strides " + text_of(Shape<3>{in.cache.stride(0), in.cache.stride(1), in.cache.stride(2)}));
-  checks.expect(in.out.stride(3) == 1 && in.out.stride(0) % 8 == 0 && in.out.stride(1) % 8 == 0 &&
-                    in.out.stride(2) % 8 == 0 &&
-                    reinterpret_cast<std::uintptr_t>(in.out.data_handle()) % 16 == 0,
-                "out", "contiguous in its last dimension, with strides of whole 16 bytes",
-                "other strides");
-}
-
-}  // namespace
-
-template <class T, class C>
-std::int64_t mla_decode_workspace(const MlaDecode<T, C>& in) {
-  return grid_of(in).places() * (kPieceBytes + kPieceNumbers * std::int64_t{sizeof(float)});
 }
 
 template <class T, class C>
-// NOLINTNEXTLINE(readability-function-size): 93 lines, most of them fields of one struct
-void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
-  const Checks checks(kName);
-  if (in.q.extent(0) == 0) return;
-  check(checks, in);
+void start_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   const std::int64_t pages = in.cache.extent(0), page = in.cache.extent(1);
-  const Grid grid = grid_of(in);
-  const std::int64_t bytes = mla_decode_workspace(in);
-  const std::int64_t given = in.workspace ? in.workspace->extent(0) : 0;
-  checks.expect(
-      bytes == 0 || (given >= bytes &&
-                     reinterpret_cast<std::uintptr_t>(in.workspace->data_handle()) % 16 == 0),
-      "workspace", "of " + std::to_string(bytes) + " bytes at a multiple of 16",
-      std::to_string(given) + " bytes");
-  if constexpr (std::is_same_v<C, E4m3>)
-    if (in.q.extent(1) * in.q.extent(2) <= narrow::kFewRows && page % kTokens == 0)
-      return narrow::decode<Fp16>(kName, in, stream);
-  Decode p{};
-  p.lengths = {in.seq_lens.data_handle(), in.seq_lens.stride(0), static_cast<int>(in.q.extent(0)),
-               pages > 0 ? static_cast<int>(in.block_table.extent(1) * page) : 0};
-  p.table = in.block_table.data_handle();
-  p.table_strides[0] = in.block_table.stride(0);
-  p.table_strides[1] = in.block_table.stride(1);
-  p.page = static_cast<int>(page);
-  p.log2_page = std::countr_zero(static_cast<unsigned>(page));
-  p.q_len = static_cast<int>(in.q.extent(1));
-  p.heads = static_cast<int>(in.q.extent(2));
-  p.rows = p.q_len * p.heads;
-  p.row_blocks = static_cast<int>(grid.row_blocks);
-  p.parts = static_cast<int>(grid.parts);
-  p.causal = in.causal;
-  p.scale_log2 = static_cast<float>(in.softmax_scale * 1.4426950408889634);
-  // The least tiles of a piece, from times: a piece of 16 rows is read and written in 1/8 of 0.1
-  // us, a tile takes 1.3 us.
-  // NOLINTNEXTLINE(bugprone-integer-division): pieces are whole
-  p.fewest = std::sqrt(static_cast<float>((p.rows + 15) / 16) / 8) / 5;
-  p.out = in.out.data_handle();
-  p.lse = in.lse.data_handle();
-  for (std::size_t i = 0; i < 3; ++i) {
-    p.out_strides[i] = in.out.stride(i);
-    p.lse_strides[i] = in.lse.stride(i);
-  }
-  if (bytes > 0) {
-    p.pieces = in.workspace->data_handle();
-    p.piece_numbers = reinterpret_cast<float*>(p.pieces + grid.places() * kPieceBytes);
-  }
-  p.lane = in.lane;
-  p.q = in.q.data_handle();
-  const auto rows = rows_of(in);
-  p.q_strides[0] = rows.stride(1) * std::int64_t{sizeof(T)};
-  p.q_strides[1] = rows.stride(0) * std::int64_t{sizeof(T)};
+  const Grid grid(kName, in);
+  Decode p = parameters(in, grid);
+  p.fewest = root_of_piece(p.rows) / 5;  // from times: a tile takes 1.3 us
   Maps maps{};
-  maps.q = tile_map(kName, rows, kRows);
-  if (in.kv_scale) p.kv_scale = in.kv_scale->data_handle();
-  p.cache = reinterpret_cast<const unsigned char*>(in.cache.data_handle());
-  for (std::size_t i = 0; i < 2; ++i)
-    p.cache_strides[i] = in.cache.stride(i) * std::int64_t{sizeof(C)};
-  p.pages = static_cast<int>(pages);
+  maps.q = tile_map(kName, rows_of(in), kRows);
   if (pages > 0) {
     // `count` columns of the cache from `first` on, counted in elements of `data`.
     const auto columns = [&](auto* data, std::int64_t first, std::int64_t count) {
@@ -1803,10 +1534,8 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
     } else {
       const auto* const bytes = reinterpret_cast<const std::uint8_t*>(in.cache.data_handle());
       maps.cache = latent_map(kName, columns(bytes, 0, kValues), kRawColumns, box);
-      constexpr bool kHasScales = std::is_same_v<C, std::uint8_t>;
-      constexpr int kPeBytes = kHasScales ? kTileRowBytes : kTileColumns;
-      maps.pe = latent_map(kName, columns(bytes, kHasScales ? kPeOffset : kValues, kPeBytes),
-                           kPeBytes, std::min(box, kPeTokens));
+      maps.pe = latent_map(kName, columns(bytes, kPeOffset, kTileRowBytes), kTileRowBytes,
+                           std::min(box, kPeTokens));
     }
   }
   const auto start = [&](auto many, auto small) {
@@ -1831,6 +1560,25 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   if constexpr (std::is_same_v<T, C>)
     if (p.page < kTokens) return start_for(std::true_type{});
   start_for(std::false_type{});
+}
+
+}  // namespace
+
+template <class T, class C>
+std::int64_t mla_decode_workspace(const MlaDecode<T, C>& in) {
+  return Grid(kName, in).workspace(kPieceNumbers);
+}
+
+template <class T, class C>
+void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
+  const Checks checks(kName);
+  if (in.q.extent(0) == 0) return;
+  check(checks, in);
+  check_workspace(checks, in, mla_decode_workspace(in));
+  if constexpr (std::is_same_v<C, E4m3>)
+    narrow::decode<Fp16>(kName, in, stream);
+  else
+    start_decode(in, stream);
 }
 
 #define LOCKSTEP_INSTANTIATE(T, C)                                    \

@@ -17,6 +17,91 @@ constexpr int kRawColumns =
 constexpr int kScaleOffset = 512;  ///< offset of the scales in a token of 656 bytes
 constexpr int kPeOffset = 528;     ///< offset of k_pe in a token of 656 bytes
 
+/// Starts to copy 16 bytes of device memory (or zeros, unless `is`) to shared memory (cp.async).
+/// For memory ordering the copy counts as an ordinary store of this thread, not as an async-proxy
+/// one.
+__device__ inline void start_copy(std::uint32_t to, const void* from, bool is) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(is ? 16 : 0)
+               : "memory");
+}
+__device__ inline void start_copy4(std::uint32_t to, const void* from, bool is) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is ? 4 : 0)
+               : "memory");
+}
+/// Arrives at an mbarrier when all copies that this thread has started are complete.
+__device__ inline void arrive_behind_copies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+/// Waits for all copies that this thread has started; only this thread is sure to see them.
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+__device__ inline uint2 load_shared2(std::uint32_t from) {
+  uint2 x;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
+  return x;
+}
+
+/// barrier_expect() and load_tile() of one lane (`does`) of a warp. All lanes call them with the
+/// same arguments: by predication instead of a branch, the arguments stay in uniform registers. The
+/// loads mark their lines evict_first in L2, since a step reads each key once.
+__device__ inline void expect_if(bool does, std::uint32_t barrier, int bytes) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
+      "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1; }" ::"r"(barrier),
+      "r"(bytes), "r"(static_cast<int>(does))
+      : "memory");
+}
+__device__ inline void load_tile_if(bool does, std::uint32_t to, const CUtensorMap& map,
+                                    int element, int head, int token, std::uint32_t barrier) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %6, 0;\n"
+      ".reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
+      "@p "
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], once; }" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(element), "r"(head), "r"(token), "r"(static_cast<int>(does))
+      : "memory");
+}
+
+/// Addresses of the latents of 32 consecutive tokens; each lane holds one. Tokens after the
+/// request's end, and those whose block table entry names no page, have none: they are copied as
+/// zeros. ask() starts the loads of page numbers; reach() waits for them.
+template <class Decode>
+class Tokens {
+ public:
+  __device__ Tokens(const Decode& p, int request, int length)
+      : p_(p), table_(p.table + request * p.table_strides[0]), length_(length) {}
+  /// Loads the number of the page that holds token `first` + lane.
+  __device__ void ask(int first) {
+    token_ = first + static_cast<int>(threadIdx.x % 32);
+    entry_ = token_ < length_ ? table_[(token_ >> p_.log2_page) * p_.table_strides[1]] : -1;
+  }
+  __device__ void reach() {
+    const bool is = 0 <= entry_ && entry_ < p_.pages;
+    there_ = __ballot_sync(0xffffffffu, is);
+    own_ = is ? entry_ * p_.cache_strides[0] + (token_ & (p_.page - 1)) * p_.cache_strides[1] : 0;
+  }
+  /// The address of the i-th of the 32 tokens. The whole warp calls it.
+  __device__ const unsigned char* operator[](int i) const {
+    return p_.cache + __shfl_sync(0xffffffffu, own_, i);
+  }
+  __device__ bool is_there(int i) const { return (there_ >> i & 1) != 0; }
+  /// Copies 4 bytes of the lane's own token, at `offset`.
+  __device__ void copy_own(std::uint32_t to, int offset) const {
+    start_copy4(to, p_.cache + own_ + offset, is_there(static_cast<int>(threadIdx.x % 32)));
+  }
+
+ private:
+  const Decode& p_;
+  const std::int32_t* table_;
+  int length_, token_ = 0, entry_ = 0;
+  unsigned there_ = 0;
+  std::int64_t own_ = 0;
+};
+
 /// Describes x [T, heads, extent] for boxes of `columns` elements and `tokens` rows of one head.
 /// Bytes are loaded unswizzled, elements of 16 bits swizzled as by tile_map(). A load fills the
 /// part of a box beyond the tensor with 0. For elements of 16 bits, L2 promotion is 128 bytes, the

@@ -1,7 +1,6 @@
-// Decode over caches in e4m3 with one scale, in pages of whole tiles: for mla_decode with at most
-// 16 rows a request, whose products take float16, and for mla_decode_e4m3 with any rows. Tiles stay
-// in shared memory as they are in the cache; whatever a product wants otherwise becomes so in
-// registers, on its way to the left operand.
+// Decode over caches in e4m3 with one scale: for mla_decode, whose products take float16, and for
+// mla_decode_e4m3. Tiles stay in shared memory as they are in the cache; whatever a product wants
+// otherwise becomes so in registers, on its way to the left operand.
 // Equations: reference/attention/mla_attention.hpp.
 //
 // A request has q_len x H rows (one per query and head), in blocks of 64, and its keys come in
@@ -12,7 +11,8 @@
 //   grid   parts x blocks of rows, one block per processor at most; neighbours read the same keys
 //   block  4 warpgroups: 0 scores, 1 values' columns 0 to 255, 2 columns 256 to 511, 3 feeds
 //
-//   feeding  One warp loads tiles by tensor copies. It loads an item's queries before them, into
+//   feeding  One warp loads tiles by tensor copies; from pages smaller than a tile (in float16) the
+//            lanes of two warps copy 16 bytes each. It loads an item's queries before them, into
 //            two places of the ring (products in e4m3), or another warp to their own place.
 //   scores   In float16: S^T = K Q^T, with K from registers, where numbers become float16
 //   (exactly).
@@ -37,16 +37,13 @@
 // resident: the grid has at most one block per processor.
 #pragma once
 
-#include "kernels/attention/mla_decode.hpp"
+#include "kernels/attention/mla_arguments.cuh"
 #include "kernels/attention/mla_latents.cuh"
-#include "kernels/attention/mla_schedule.cuh"
 #include "kernels/attention/softmax_rows.cuh"
 
 namespace lockstep::kernels::mla::narrow {
 
 using namespace hopper;
-constexpr int kWidth = 576, kValues = 512;
-constexpr int kRows = 64;                           ///< rows of a block
 constexpr int kFewRows = 16;                        ///< at most so many have products of 16
 constexpr int kSlabs = 4;                           ///< slabs of a tile's latent
 constexpr int kSlabColumns = 128;                   ///< numbers of a slab's row
@@ -54,7 +51,6 @@ constexpr int kPeColumns = 64;                      ///< numbers of k_pe
 constexpr int kSlabBytes = kTokens * kSlabColumns;  ///< 8 KiB
 constexpr int kPeBytes = kTokens * kPeColumns;      ///< 4 KiB
 constexpr int kTileBytes = kSlabs * kSlabBytes + kPeBytes;
-constexpr int kTiles = 5;                  ///< places of the ring
 constexpr int kQueryPlaces = 2;            ///< places that an item's queries take
 constexpr int kQueryRows = 32;             ///< rows of a copy of queries
 constexpr int kSteps = kWidth / 32;        ///< products of a tile's scores
@@ -63,24 +59,28 @@ constexpr int kSideTiles = 4;              ///< products' 64 columns in a side's
 constexpr int kFullBarriers = kSlabs + 1;  ///< of a place
 constexpr int kThreads = 4 * kWarpgroup;
 constexpr int kMergers = 2 * kWarpgroup;  ///< threads of the outputs' warpgroups
-constexpr int kFeedRegisters = 24;
+constexpr int kDeferredTiles = 8;         ///< shorter items hand over p at once: see Block
+constexpr int kGatherers = 2;  ///< warps whose lanes copy small pages, half of a tile's tokens each
 constexpr float kPieceUnit = 128;  ///< pieces hold O / l times this: values end at 448
 
 /// Sizes of a block. N: rows that products have, kFewRows or kRows. M: the type of products, Fp16
-/// (for few rows) or E4m3.
+/// or E4m3.
 template <int N, class M>
 struct Layout {
   static constexpr bool kHalves = std::is_same_v<M, Fp16>;
-  static_assert(N == kFewRows || (N == kRows && !kHalves));
-  static constexpr int kTerms = kHalves ? 1 : 2;  ///< numbers whose sum is a p
+  static_assert(N == kFewRows || N == kRows);
+  static constexpr int kTiles = kHalves && N == kRows ? 3 : 5;  ///< places of the ring
+  static constexpr int kTerms = kHalves ? 1 : 2;                ///< numbers whose sum is a p
   static constexpr int kTermBytes = kHalves ? N * kTileRowBytes : kRows * kTokens;
   static constexpr int kPBytes = kTerms * kTermBytes;
   static constexpr int kQuerySlabs = kHalves ? kWidth / kTileColumns : 0;
   static constexpr int kQuerySlabBytes = N * kTileRowBytes;
+  static constexpr int kFeedRegisters = 24;
   static constexpr int kScoreRegisters = N == kFewRows ? 208 : 136;
   static constexpr int kOutputRegisters = N == kFewRows ? 136 : 176;
-  static constexpr float kShift = kHalves ? 0 : 5;  ///< p is 2^kShift for the largest score so far
-  static constexpr float kMostP = 8;                ///< p is at most 2^kMostP; e4m3 ends at 448
+  static constexpr int kSums = N == kFewRows ? 4 : 1;  ///< sums of a score in float16
+  static constexpr float kShift = kHalves ? 0 : 5;   ///< p is 2^kShift for the largest score so far
+  static constexpr float kMostP = kHalves ? 15 : 8;  ///< p is at most 2^kMostP; e4m3 ends at 448
 
   // Shared memory, by offsets in bytes:
   //
@@ -101,52 +101,17 @@ struct Layout {
   static constexpr int kMost = kGrown + kPs * 16;
   static constexpr int kSum = kMost + (kHalves ? 4 * kRows * 4 : 0);
   static constexpr int kBarriers = kSum + (kHalves ? 5 * kRows * 4 : 0);
-  static constexpr int kBarrierCount = kTiles * (kFullBarriers + 1) + 2 * kPs + 3;
+  static constexpr int kBarrierCount = kTiles * (kFullBarriers + 1) + 2 * kPs + 4;
   static constexpr int kShare = kBarriers + 8 * kBarrierCount;
   static constexpr int kSharedBytes = kShare + int{sizeof(Share)};
   static_assert(kSharedBytes <= 232448, "shared memory of a block");
 };
 
 constexpr int kCounted = 3;  ///< warpgroups that say that their part of a piece is there
-constexpr int kPieceBytes = kRows * kValues * 2;
-constexpr int kMostBlocks = 512;
-constexpr int kMostPieces = 144;  ///< at least the number of processors of such a chip
 
 /// Per lane (MlaDecode::lane), and per divided request and block of rows: parts of pieces that are
 /// complete; readers that are done waiting. 0 between launches.
 static __device__ int counters[kMlaDecodeLanes][kMostBlocks][2];
-
-struct Decode {
-  Lengths lengths;
-  const std::int32_t* table;
-  std::int64_t table_strides[2];
-  int page;
-  int q_len, heads, rows, row_blocks, parts;
-  bool causal;
-  float scale_log2;
-  float fewest;  ///< Scheduler::share()
-  Bf16* out;
-  std::int64_t out_strides[3];
-  float* lse;
-  std::int64_t lse_strides[3];
-  unsigned char* pieces;
-  float* piece_numbers;
-  int lane;
-  const unsigned char* q;
-  std::int64_t q_strides[2];  ///< in bytes, of requests and rows
-  const float* kv_scale;      ///< null: 1
-};
-struct Maps {
-  CUtensorMap q, cache, pe;
-};
-
-/// A run of tiles of one request.
-struct Item {
-  int request, length;
-  int first, count;  ///< tiles
-  Split split;
-  int piece;  ///< number of this part's piece in the split
-};
 
 /// One product in e4m3, D [64, N] += A [64, 32] B [32, N]. A is in registers: lane l of warp w
 /// holds rows r = 16 w + l / 4 and r + 8, four numbers from k = 4 (l % 4) on and four from k + 16
@@ -178,16 +143,20 @@ __device__ inline void add_product(float (&d)[N / 2], const std::uint32_t (&a)[4
           "+f"(d[7])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
 }
-/// One product in float16, D [64, 16] += A [64, 16] B [16, 16], with A in registers (hopper.cuh).
-__device__ inline void add_half_product(float (&d)[kFewRows / 2], const std::uint32_t (&a)[4],
+/// One product in float16, D [64, N] += A [64, 16] B [16, N], with A in registers (hopper.cuh).
+template <int N>
+__device__ inline void add_half_product(float (&d)[N / 2], const std::uint32_t (&a)[4],
                                         std::uint64_t b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1, 0; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+  if constexpr (N != kFewRows)
+    return Product<Fp16, N, false>::of(d, a, b, accumulate);
+  else
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1, 0; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 /// store_matrices() of the transposed matrices.
 __device__ inline void store_transposed(std::uint32_t address, const std::uint32_t (&m)[4]) {
@@ -240,49 +209,17 @@ __device__ inline std::uint32_t bytes_of(std::uint32_t low, std::uint32_t high,
   return __byte_perm(low, high, numbers);
 }
 
-/// Starts to copy 16 bytes of device memory to shared memory (cp.async).
-__device__ inline void start_copy(std::uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-/// Waits for all copies that this thread has started; only this thread is sure to see them.
-__device__ inline void wait_for_copies() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
-__device__ inline uint2 load_shared2(std::uint32_t from) {
-  uint2 x;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
-  return x;
-}
-
-/// barrier_expect() and load_tile() of one lane (`does`) of a warp. All lanes call them with the
-/// same arguments: by predication instead of a branch, the arguments stay in uniform registers. The
-/// loads mark their lines evict_first in L2, since a step reads each key once.
-__device__ inline void expect_if(bool does, std::uint32_t barrier, int bytes) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
-      "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1; }" ::"r"(barrier),
-      "r"(bytes), "r"(static_cast<int>(does))
-      : "memory");
-}
-__device__ inline void load_tile_if(bool does, std::uint32_t to, const CUtensorMap& map,
-                                    int element, int head, int token, std::uint32_t barrier) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %6, 0;\n"
-      ".reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
-      "@p "
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%3, %4, %5}], [%2], once; }" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(element), "r"(head), "r"(token), "r"(static_cast<int>(does))
-      : "memory");
-}
-
 /// A block of threads: see Layout.
 template <int N, class M>
 class Block {
   using At = Layout<N, M>;
   static constexpr bool kHalves = At::kHalves;
   static constexpr int kTerms = At::kTerms;
+  static constexpr int kTiles = At::kTiles;
   static constexpr float kShift = At::kShift, kMostP = At::kMostP;
+  /// With many rows in float16 p of a long item is handed over only before the last products of the
+  /// next tile's scores: those of the outputs then run while these scores become p.
+  static constexpr bool kDefers = kHalves && N == kRows;
 
  public:
   __device__ Block(const Decode& parameters, const Maps& maps, unsigned char* shared)
@@ -301,10 +238,11 @@ class Block {
   ///   p_full(i), p_empty(i)   a tile of p, with what belongs to it
   ///   scores_done       the scores have finished all items, so that merging may use their memory
   ///   queries_full, queries_empty   kHalves: an item's queries
+  ///   queries_halved    kHalves: those of the block's first item are in float16
   __device__ void init_barriers() const {
     for (int i = 0; i < kTiles; ++i) {
-      for (int s = 0; s < kFullBarriers; ++s) barrier_init(full(i, s), 1);
-      barrier_init(empty(i), 8);
+      for (int s = 0; s < kFullBarriers; ++s) barrier_init(full(i, s), gathers() ? 64 : 1);
+      barrier_init(empty(i), gathers() ? kMergers : kMergers / 32);
     }
     // Each thread that reads or writes its own values beside p arrives on the barrier itself; no
     // lane arrives for its warp.
@@ -315,6 +253,7 @@ class Block {
     barrier_init(scores_done(), kWarpgroup);
     barrier_init(queries_full(), 1);
     barrier_init(queries_empty(), 4);
+    barrier_init(queries_halved(), kWarpgroup + kMergers);
     publish_barriers();
   }
 
@@ -324,7 +263,7 @@ class Block {
   __device__ void ask_ahead() const {
     const int b = static_cast<int>(std::int64_t{part_} * p_.lengths.count / p_.parts);
     const int thread = static_cast<int>(threadIdx.x);
-    const unsigned char* const q = p_.q + b * p_.q_strides[0];
+    const auto* const q = static_cast<const unsigned char*>(p_.q) + b * p_.q_strides[0];
     const int rows = min(kRows, p_.rows - first_row_);
     constexpr int kLines = kWidth / kTileColumns;
 #pragma unroll 1
@@ -402,6 +341,38 @@ class Block {
         if (++within < tiles_of_page) continue;
         within = 0;
         if ((++index & 31) == 0) here = next, next = entry(index + 32);
+      }
+    });
+  }
+  /// One of two warps that load tiles from pages smaller than a tile: it takes half of each tile's
+  /// tokens, four at once, eight lanes of 16 bytes each.
+  __device__ void gather(int half) const {
+    const int lane = static_cast<int>(threadIdx.x % 32), first = lane / 8, chunk = lane % 8;
+    Step ring(kTiles);
+    for_each_item([&](const Item& item) {
+      if (item.count == 0) return;
+      Tokens tokens(p_, item.request, item.length);
+      const auto ask = [&](int t) { tokens.ask((item.first + t) * kTokens + 32 * half); };
+      ask(0);
+#pragma unroll 1
+      for (int t = 0; t < item.count; ++t, ring.next()) {
+        tokens.reach();
+        if (t + 1 < item.count) ask(t + 1);
+        barrier_wait(empty(ring.place), ring.parity ^ 1);
+#pragma unroll 1
+        for (int i = first; i < 32; i += 4) {
+          const unsigned char* const from = tokens[i] + chunk * 16;
+          const bool is = tokens.is_there(i);
+          const int token = 32 * half + i;
+#pragma unroll
+          for (int s = 0; s < kSlabs; ++s)
+            start_copy(slab(ring.place, s) + tile_offset(token, chunk), from + s * kSlabColumns,
+                       is);
+          if (chunk < kPeColumns / 16)
+            start_copy(slab(ring.place, kSlabs) + narrow_offset(token, chunk), from + kValues, is);
+        }
+#pragma unroll
+        for (int s = 0; s < kFullBarriers; ++s) arrive_behind_copies(full(ring.place, s));
       }
     });
   }
@@ -695,19 +666,31 @@ class Block {
     const float scale = fmaxf(fabsf(signed_scale), 1e-30f);  // not 0: 0 times -infinity is NaN
     const int first_later = p_.causal ? max(p_.q_len - 1 - first_row_ / p_.heads, 0) : 0;
     Step ring(kTiles), tile(kPs);
+    const int first = uniform(share().first);
     std::uint32_t queries_parity = 0;
     for_each_item([&](const Item& item) {
       if (item.count == 0) return finish_rows(item, -1, 0.0f);
       barrier_wait(queries_full(), queries_parity);
       queries_parity ^= 1;
-      halve_queries();
+      if (threadIdx.x < N) bases()[threadIdx.x] = 0.0f;
+      const bool all_halve = item.request == first;
+      halve_queries(all_halve ? kWarpgroup + kMergers : kWarpgroup);
+      if (all_halve) {
+        barrier_arrive(queries_halved());
+        barrier_wait(queries_halved(), 0);
+      }
+      sync_threads_of(7, kWarpgroup);
+      const bool defers = kDefers && item.count >= kDeferredTiles;
       float sum[kOwnRows];
 #pragma unroll
       for (float& s : sum) s = 0.0f;
 #pragma unroll 1
       for (int t = 0; t < item.count; ++t, ring.next(), tile.next()) {
         float S[N / 2];
-        multiply_halves(S, ring, warp, lane);
+        float2 base[N / 8];
+        multiply_halves(S, base, ring, warp, lane, [&] {
+          if (defers && t > 0) barrier_arrive(p_full(kPs - 1 - tile.place));
+        });
         const bool ends = t + 1 == item.count;
         if (ends) {
           __syncwarp();
@@ -715,20 +698,18 @@ class Block {
         }
         const int there = item.length - (item.first + t) * kTokens;
         // Only in the last tiles are keys that some of the rows must not see.
-        if (there < kTokens + first_later) hide_tokens(S, there, signed_scale, warp, lane);
+        if (__builtin_expect(there < kTokens + first_later, 0))
+          hide_tokens(S, there, signed_scale, warp, lane);
         const float towards = signed_scale < 0 ? -scale : scale;
 #pragma unroll
         for (int n = 0; n < N / 8; ++n) {
-          const float2 base = t == 0
-                                  ? make_float2(0.0f, 0.0f)
-                                  : *reinterpret_cast<const float2*>(bases() + row_of(2 * n, lane));
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            S[4 * n + i] = fmaf(S[4 * n + i], towards, i % 2 == 0 ? -base.x : -base.y);
+            S[4 * n + i] = fmaf(S[4 * n + i], towards, i % 2 == 0 ? -base[n].x : -base[n].y);
         }
         const bool grown = t == 0 || any_exceeds(S);
         barrier_wait(p_empty(tile.place), tile.parity ^ 1);
-        if (grown) raise_rows(sum, S, tile.place, t == 0, warp, lane);
+        if (__builtin_expect(grown, 0)) raise_rows(sum, S, tile.place, t == 0, warp, lane);
         if (lane == 0) this->grown(tile.place)[warp] = grown;
         weigh_rows(sum, S, base_ + At::kP + tile.place * At::kPBytes, warp, lane);
         if (ends) {
@@ -736,19 +717,20 @@ class Block {
           finish_rows(item, tile.place, kv_scale);
         }
         publish_to_async();
-        barrier_arrive(p_full(tile.place));
+        if (!defers || ends) barrier_arrive(p_full(tile.place));
       }
     });
   }
   /// Converts the queries from bf16 to float16, in place, and puts each 16 columns into the order
-  /// of products.
-  __device__ void halve_queries() const {
+  /// of products. The first `threads` threads of the block call it: those of the outputs, too, have
+  /// nothing else to do before a block's first item.
+  __device__ void halve_queries(int threads) const {
     const auto half = [](std::uint32_t pair) {
       const float2 x = unpack<Bf16>(pair);
       return pack<Fp16>(x.x, x.y);
     };
 #pragma unroll 2
-    for (int i = static_cast<int>(threadIdx.x); i < At::kQuerySlabs * N * 4; i += kWarpgroup) {
+    for (int i = static_cast<int>(threadIdx.x); i < At::kQuerySlabs * N * 4; i += threads) {
       const int row = i % N, slab_number = i / N / 4;
       unsigned char* const slab = shared_ + At::kQueries + slab_number * At::kQuerySlabBytes;
       auto* const first = reinterpret_cast<uint4*>(slab + tile_offset(row, i / N % 4 * 2));
@@ -758,14 +740,17 @@ class Block {
       *second = make_uint4(half(a.y), half(a.w), half(b.y), half(b.w));
     }
     publish_to_async();
-    sync_threads_of(7, kWarpgroup);
   }
   /// S^T = K Q^T over the tile of the ring's place: groups of 64 columns, the next of which is
-  /// converted while one is multiplied, and the one after it loaded. Four sums take products in
-  /// turn, since a product that waits for the one before it takes three times as long.
-  __device__ void multiply_halves(float (&S)[N / 2], const Step& ring, int warp, int lane) const {
-    constexpr int kGroups = kWidth / 64, kSums = 4;
-    std::uint32_t K[2][4][4], numbers[2][4];
+  /// converted while one is multiplied, and the one after it loaded. Of 16 rows, four sums take
+  /// products in turn, since a product that waits for the one before it takes three times as long.
+  /// Calls before_last() when all groups but one have been issued.
+  template <class Call>
+  __device__ void multiply_halves(float (&S)[N / 2], float2 (&base)[N / 8], const Step& ring,
+                                  int warp, int lane, Call before_last) const {
+    constexpr int kGroups = kWidth / 64, kPairs = 2 * kGroups, kSums = At::kSums;
+    constexpr int kHeld = 3;  ///< pairs of products whose operands are in registers
+    std::uint32_t K[kHeld][2][4], numbers[2][2][4];
     float sums[kSums][N / 2];
     const int token = warp * 16 + lane % 16;
     const std::uint32_t tile = base_ + ring.place * kTileBytes;
@@ -776,36 +761,44 @@ class Block {
       if (j % 2 == 0) barrier_wait(full(ring.place, j / 2), ring.parity);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        load_matrices(numbers[i], j + 1 == kGroups
-                                      ? own_pe ^ i * 32
-                                      : (own + j / 2 * kSlabBytes) ^ (j % 2 * 64 + i * 32));
+        load_matrices(numbers[j % 2][i], j + 1 == kGroups
+                                             ? own_pe ^ i * 32
+                                             : (own ^ (j % 2 * 64 + i * 32)) + j / 2 * kSlabBytes);
     };
     load(0);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) pin(sums[i]);
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      if (j >= 2) wait_for_products<1>();
+    for (int n = 0; n < kPairs; ++n) {
+      if (n % 2 == 0 && n / 2 + 1 < kGroups) load(n / 2 + 1);
+      if (n >= kHeld) wait_for_products<kHeld - 1>();
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const FourNumbers four(numbers[i / 4][i % 4]);
-        K[j % 2][i / 2][i % 2] = bits_of(four.low);
-        K[j % 2][i / 2][i % 2 + 2] = bits_of(four.high);
+      for (int i = 0; i < 4; ++i) {
+        const FourNumbers four(numbers[n / 2 % 2][n % 2][i]);
+        K[n % kHeld][i / 2][i % 2] = bits_of(four.low);
+        K[n % kHeld][i / 2][i % 2 + 2] = bits_of(four.high);
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pin(K[j % 2][i]);
+      pin(K[n % kHeld][0]), pin(K[n % kHeld][1]);
+      if (n + 1 == kPairs) before_last();
       start_products();
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        add_half_product(sums[i], K[j % 2][i], further(Q, j * At::kQuerySlabBytes + i * 32), j > 0);
+      for (int i = 2 * (n % 2); i < 2 * (n % 2) + 2; ++i)
+        add_half_product<N>(sums[i % kSums], K[n % kHeld][i % 2],
+                            further(Q, n / 2 * At::kQuerySlabBytes + i * 32),
+                            n / 2 + i / kSums > 0);
       commit_products();
-      if (j + 1 < kGroups) load(j + 1);
     }
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n)
+      base[n] = *reinterpret_cast<const float2*>(bases() + row_of(2 * n, lane));
     wait_for_products<0>();
 #pragma unroll
     for (int i = 0; i < kSums; ++i) pin(sums[i]);
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) S[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+    for (int i = 0; i < N / 2; ++i) {
+      S[i] = sums[0][i];
+      if constexpr (kSums == 4) S[i] = (S[i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+    }
   }
   /// Sets scores of keys that rows do not see so that they become -infinity: keys from token
   /// `there` on, and for rows of earlier queries those before it too.
@@ -824,9 +817,10 @@ class Block {
   }
   /// Whether some p of the tile would exceed 2^kMostP. The whole warpgroup calls it.
   __device__ static bool any_exceeds(const float (&S)[N / 2]) {
-    float most = S[0];
+    float mosts[4] = {S[0], S[1], S[2], S[3]};
 #pragma unroll
-    for (int i = 1; i < N / 2; ++i) most = fmaxf(most, S[i]);
+    for (int i = 4; i < N / 2; ++i) mosts[i % 4] = fmaxf(mosts[i % 4], S[i]);
+    const float most = fmaxf(fmaxf(mosts[0], mosts[1]), fmaxf(mosts[2], mosts[3]));
     std::uint32_t any;
     asm volatile(
         "{ .reg .pred p; setp.gt.f32 p, %1, %2; bar.red.or.pred p, %3, %4, p;\n"
@@ -840,36 +834,62 @@ class Block {
   __device__ float* bases() const {
     return reinterpret_cast<float*>(shared_ + At::kSum) + 4 * kRows;
   }
+  /// Reduces a thread's own rows over the eight lanes that have them. Each step halves the rows
+  /// that a lane keeps; the lane ends with kKept of them, from the number returned on.
+  static constexpr int kKept = std::max(kOwnRows / 8, 1);
+  template <class Reduce>
+  __device__ static int reduce_rows(float (&of)[kOwnRows], int lane, Reduce reduce) {
+    int first = 0;
+#pragma unroll
+    for (int step = 0; step < 3; ++step) {
+      const int distance = 16 >> step, half = kOwnRows >> (step + 1);
+      const bool upper = (lane & distance) != 0 && half > 0;
+      first += upper ? half : 0;
+#pragma unroll
+      for (int i = 0; i < std::max(half, 1); ++i) {
+        float low = of[i], high = of[i + half];
+        asm("" : "+f"(low), "+f"(high));  // a choice between addresses would put them into memory
+        const float mine = upper ? high : low, other = upper ? low : high;
+        of[i] = reduce(mine, __shfl_xor_sync(0xffffffffu, other, distance));
+      }
+    }
+    return first;
+  }
   /// Raises the base of rows where p would exceed 2^kMostP, in an item's first tile of all rows,
   /// and leaves the factors for sums and outputs so far beside p.
   __device__ void raise_rows(float (&sum)[kOwnRows], float (&S)[N / 2], int place, bool first,
                              int warp, int lane) const {
     float* const mosts = reinterpret_cast<float*>(shared_ + At::kMost);
+    float most_of[kOwnRows];
 #pragma unroll
     for (int own = 0; own < kOwnRows; ++own) {
       const int i = own / 2 * 4 + own % 2;
-      float most = fmaxf(S[i], S[i + 2]);
-#pragma unroll
-      for (int distance = 4; distance < 32; distance *= 2)
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
-      if (lane < 4) mosts[warp * kRows + row_of(own, lane)] = most;
+      most_of[own] = fmaxf(S[i], S[i + 2]);
     }
-    sync_threads_of(7, kWarpgroup);
+    const int kept = reduce_rows(most_of, lane, [](float x, float y) { return fmaxf(x, y); });
 #pragma unroll
-    for (int own = 0; own < kOwnRows; ++own) {
-      const int row = row_of(own, lane), i = own / 2 * 4 + own % 2;
+    for (int i = 0; i < kKept; ++i) mosts[warp * kRows + row_of(kept + i, lane)] = most_of[i];
+    sync_threads_of(7, kWarpgroup);
+    const int row = static_cast<int>(threadIdx.x);
+    if (row < N) {
       const float most = fmaxf(fmaxf(mosts[row], mosts[kRows + row]),
                                fmaxf(mosts[2 * kRows + row], mosts[3 * kRows + row]));
       const bool raises = (first || most > kMostP) && most > -INFINITY;
-      const float up = raises ? most - kShift : 0.0f, alpha = raises ? exp2_fast(-up) : 1.0f;
-      S[i] -= up;
-      S[i + 2] -= up;
-      if (!first) sum[own] *= alpha;
-      if (warp != 0 || lane >= 4) continue;
-      alphas(place)[row] = alpha;
-      bases()[row] = first ? up : bases()[row] + up;
+      const float up = raises ? most - kShift : 0.0f;
+      alphas(place)[row] = first ? 1.0f : exp2_fast(-up);
+      bases()[row] += up;
+      mosts[row] = up;
     }
     sync_threads_of(7, kWarpgroup);
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n) {
+      const float2 up = *reinterpret_cast<const float2*>(mosts + row_of(2 * n, lane));
+      const float2 alpha = *reinterpret_cast<const float2*>(alphas(place) + row_of(2 * n, lane));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) S[4 * n + i] -= i % 2 == 0 ? up.x : up.y;
+      sum[2 * n] *= alpha.x;
+      sum[2 * n + 1] *= alpha.y;
+    }
   }
   /// p = exp2(S), to shared memory as [rows, tokens], and added to the thread's sums.
   __device__ static void weigh_rows(float (&sum)[kOwnRows], const float (&S)[N / 2],
@@ -890,16 +910,11 @@ class Block {
     }
   }
   /// Leaves the warps' sums of rows in shared memory.
-  __device__ void share_sums(const float (&sum)[kOwnRows], int warp, int lane) const {
+  __device__ void share_sums(float (&sum)[kOwnRows], int warp, int lane) const {
     float* const sums = reinterpret_cast<float*>(shared_ + At::kSum);
+    const int kept = reduce_rows(sum, lane, [](float x, float y) { return x + y; });
 #pragma unroll
-    for (int own = 0; own < kOwnRows; ++own) {
-      float whole = sum[own];
-#pragma unroll
-      for (int distance = 4; distance < 32; distance *= 2)
-        whole += __shfl_xor_sync(0xffffffffu, whole, distance);
-      if (lane < 4) sums[warp * kRows + row_of(own, lane)] = whole;
-    }
+    for (int i = 0; i < kKept; ++i) sums[warp * kRows + row_of(kept + i, lane)] = sum[i];
     sync_threads_of(7, kWarpgroup);
   }
   /// Stores lse of an item's rows, one per thread: to the output, or to the piece's numbers in
@@ -935,6 +950,7 @@ class Block {
   /// The outputs' warpgroup of a side (columns 256 side ... 256 side + 255).
   __device__ void run_outputs(int side, int warp) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    const int first = uniform(share().first);
     Step ring(kTiles), tile(kPs);
     // Lane l reads the 16 bytes of token l (or l + 32) that the warp has in a product of an even
     // number; those of an odd one are 64 bytes away, within the swizzle.
@@ -944,8 +960,12 @@ class Block {
       if (item.count == 0) {
 #pragma unroll
         for (int i = 0; i < kSideTiles * N / 2; ++i) O[i / (N / 2)][i % (N / 2)] = 0.0f;
-      } else {
-        if constexpr (!kHalves) ring.skip(kQueryPlaces);
+      } else if constexpr (!kHalves) {
+        ring.skip(kQueryPlaces);
+      } else if (item.request == first) {
+        barrier_wait(queries_full(), 0);
+        halve_queries(kWarpgroup + kMergers);
+        barrier_arrive(queries_halved());
       }
       int place = 0;
 #pragma unroll 1
@@ -1004,17 +1024,22 @@ class Block {
     wait_for_products<0>();
     pin(O[2]), pin(O[3]);
   }
-  /// The same by products in float16, of 32 tokens at a time.
+  /// The same by products in float16, of 32 tokens at a time: group i has tokens 32 (i % 2) and on,
+  /// and the columns of product i / 2. A group is read while the one before it waits for products.
   __device__ void add_tile_of_halves(Outputs& O, const Step& ring, const Step& tile,
                                      std::uint32_t own, int side, int seen, int t, int lane) const {
-    std::uint32_t V[2][2][4];
+    constexpr int kGroups = 2 * kSideTiles;
+    std::uint32_t V[2][2][4], pairs[4];
     const std::uint32_t from = base_ + ring.place * kTileBytes + own;
-    const auto load = [&](int i) {  // group i: tokens 32 (i % 2) and on, columns of product i / 2
+    const auto read = [&](int i) {
       if (i % kSideTiles == 0)
         barrier_wait(full(ring.place, 2 * side + i / kSideTiles), ring.parity);
-      load_halves(V[i % 2],
-                  ((from + i / 4 * kSlabBytes) ^ i / 2 % 2 * 64) + i % 2 * 32 * kSlabColumns,
-                  seen - i % 2 * 32, lane);
+      load_transposed(pairs,
+                      (from ^ i / 2 % 2 * 64) + i / 4 * kSlabBytes + i % 2 * 32 * kSlabColumns);
+      if (i + 1 == kGroups) {
+        __syncwarp();
+        arrive_if(lane == 0 || gathers(), empty(ring.place));
+      }
     };
     const std::uint64_t P = matrix(base_ + At::kP + tile.place * At::kPBytes);
     const auto multiply = [&](int i) {
@@ -1023,35 +1048,34 @@ class Block {
       start_products();
 #pragma unroll
       for (int k = 0; k < 2; ++k)
-        add_half_product(O[i / 2], V[i % 2][k], further(P, 64 * (i % 2) + 32 * k),
-                         t + i % 2 + k > 0);
+        add_half_product<N>(O[i / 2], V[i % 2][k], further(P, 64 * (i % 2) + 32 * k),
+                            t + i % 2 + k > 0);
       commit_products();
     };
-    load(0);
-    load(1);
+    read(0);
+    halve(V[0], pairs, seen, lane);
+    read(1);
+    halve(V[1], pairs, seen - 32, lane);
+    read(2);
     barrier_wait(p_full(tile.place), tile.parity);
     if (t > 0) rescale(O, tile.place, lane);
     multiply(0);
     multiply(1);
 #pragma unroll
-    for (int i = 2; i < 2 * kSideTiles; ++i) {
+    for (int i = 2; i < kGroups; ++i) {
       wait_for_products<1>();
-      load(i);
-      if (i + 1 == 2 * kSideTiles) {
-        __syncwarp();
-        arrive_if(lane == 0, empty(ring.place));
-      }
+      halve(V[i % 2], pairs, seen - i % 2 * 32, lane);
       multiply(i);
+      if (i + 1 < kGroups) read(i + 1);
     }
     wait_for_products<0>();
 #pragma unroll
     for (int m = 0; m < kSideTiles; ++m) pin(O[m]);
   }
-  /// V^T of 16 columns and 32 tokens as float16: the left operands of two products.
-  __device__ static void load_halves(std::uint32_t (&V)[2][4], std::uint32_t from, int seen,
-                                     int lane) {
-    std::uint32_t pairs[4];
-    load_transposed(pairs, from);
+  /// V^T of 16 columns and 32 tokens as float16, the left operands of two products, from pairs of
+  /// numbers.
+  __device__ static void halve(std::uint32_t (&V)[2][4], std::uint32_t (&pairs)[4], int seen,
+                               int lane) {
     if (seen < 32) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -1123,7 +1147,7 @@ class Block {
   }
   __device__ Bf16* out_of(int request, int number) const {
     const int query = number / p_.heads, head = number - query * p_.heads;
-    return p_.out + request * p_.out_strides[0] + query * p_.out_strides[1] +
+    return static_cast<Bf16*>(p_.out) + request * p_.out_strides[0] + query * p_.out_strides[1] +
            head * p_.out_strides[2];
   }
 
@@ -1204,6 +1228,9 @@ class Block {
   }
 
  private:
+  __device__ bool gathers() const {
+    return kHalves && p_.page < kTokens;
+  }
   /// Calls body(item) for the block's items. An item of a request without keys has count 0.
   template <class Body>
   __device__ void for_each_item(Body body) const {
@@ -1273,7 +1300,7 @@ class Block {
     const auto copy_some = [&] {
 #pragma unroll 1
       for (int i = 0; i < kSlots && vector < end; ++i) {
-        start_copy(copies + i * kMergers * 16, piece_at(place_of(split, piece)) + vector);
+        start_copy(copies + i * kMergers * 16, piece_at(place_of(split, piece)) + vector, true);
         if ((piece += sets) >= count) piece = set, vector += of_set;
       }
     };
@@ -1339,7 +1366,7 @@ class Block {
 #pragma unroll 1
     for (int piece = thread / quads; piece < split.count; piece += at_once)
       start_copy(base_ + kWeights + (piece * kRows + row) * 4,
-                 numbers_at(place_of(split, piece)) + row);
+                 numbers_at(place_of(split, piece)) + row, true);
   }
 
   /// Replaces the pieces' lse by weights: the piece's share of the row's softmax sum, times the
@@ -1452,6 +1479,9 @@ class Block {
   __device__ std::uint32_t queries_empty() const {
     return barrier(kPBarriers + 2 * kPs + 2);
   }
+  __device__ std::uint32_t queries_halved() const {
+    return barrier(kPBarriers + 2 * kPs + 3);
+  }
 
   const Decode& p_;
   const Maps& maps_;
@@ -1486,46 +1516,22 @@ __global__ void __launch_bounds__(kThreads, 1)
     block.run_outputs(group - 1, warp % 4);
     block.merge();
   } else {
-    give_registers<kFeedRegisters>();
-    if (warp == 12) block.feed();
+    give_registers<At::kFeedRegisters>();
     if (At::kHalves && warp == 13) block.load_all_queries();
+    if (At::kHalves && p.page < kTokens) {
+      if (warp % 2 == 0) block.gather((warp - 12) / 2);
+    } else if (warp == 12) {
+      block.feed();
+    }
   }
 }
 
 // --- The host ------------------------------------------------------------------------------------
 
-inline int processors(const char* name) {
-  static const int count = [&] {
-    int device = 0, found = 0;
-    check_cuda(cudaGetDevice(&device), name);
-    check_cuda(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device), name);
-    return std::min(found, kMostPieces);
-  }();
-  return count;
-}
-
 using Arguments = MlaDecode<Bf16, E4m3>;
 
-/// Blocks of rows, and parts; `places` of pieces in the workspace.
-struct Grid {
-  std::int64_t row_blocks, parts;
-  Grid(const char* name, const Arguments& in)
-      : row_blocks((in.q.extent(1) * in.q.extent(2) + kRows - 1) / kRows),
-        parts(std::max<std::int64_t>(1, processors(name) / std::max<std::int64_t>(1, row_blocks))) {
-    if (in.parts > 0) parts = std::min<std::int64_t>(parts, in.parts);
-  }
-  std::int64_t places() const { return parts > 1 ? 2 * parts * row_blocks : 0; }
-};
 inline std::int64_t workspace(const char* name, const Arguments& in) {
-  return Grid(name, in).places() * (kPieceBytes + kRows * std::int64_t{sizeof(float)});
-}
-
-/// q with the rows of a request as one dimension: [q_len H, B, 576].
-inline TensorView<const Bf16, 3> rows_of(const Arguments& in) {
-  const std::int64_t q_len = in.q.extent(1), H = in.q.extent(2);
-  return make_view(
-      in.q.data_handle(), Shape<3>{q_len * H, in.q.extent(0), in.q.extent(3)},
-      Shape<3>{H > 1 ? in.q.stride(2) : in.q.stride(1), in.q.stride(0), in.q.stride(3)});
+  return Grid(name, in).workspace(kRows);
 }
 
 /// Describes kColumns bytes of each token from column `first` on, for tiles of 64 tokens, with
@@ -1583,48 +1589,17 @@ void start(const char* name, const Decode& p, Maps& maps, const Arguments& in,
 template <class M>
 void decode(const char* name, const Arguments& in, cudaStream_t stream) {
   const std::int64_t pages = in.cache.extent(0), page = in.cache.extent(1);
-  const Grid grid(name, in);
-  Decode p{};
-  p.lengths = {in.seq_lens.data_handle(), in.seq_lens.stride(0), static_cast<int>(in.q.extent(0)),
-               pages > 0 ? static_cast<int>(in.block_table.extent(1) * page) : 0};
-  p.table = in.block_table.data_handle();
-  p.table_strides[0] = in.block_table.stride(0);
-  p.table_strides[1] = in.block_table.stride(1);
-  p.page = static_cast<int>(page);
-  p.q_len = static_cast<int>(in.q.extent(1));
-  p.heads = static_cast<int>(in.q.extent(2));
-  p.rows = p.q_len * p.heads;
-  p.row_blocks = static_cast<int>(grid.row_blocks);
-  p.parts = static_cast<int>(grid.parts);
-  p.causal = in.causal;
-  p.scale_log2 = static_cast<float>(in.softmax_scale * 1.4426950408889634);
-  // The least tiles of a piece: a piece of 16 rows is read and written in 1/8 of 0.1 us, a tile
-  // takes 0.7 us.
-  // NOLINTNEXTLINE(bugprone-integer-division): pieces are whole
-  p.fewest = std::sqrt(static_cast<float>((p.rows + 15) / 16) / 8) / 4;
-  p.out = in.out.data_handle();
-  p.lse = in.lse.data_handle();
-  for (std::size_t i = 0; i < 3; ++i) {
-    p.out_strides[i] = in.out.stride(i);
-    p.lse_strides[i] = in.lse.stride(i);
-  }
-  if (in.workspace) {
-    p.pieces = in.workspace->data_handle();
-    p.piece_numbers = reinterpret_cast<float*>(p.pieces + grid.places() * kPieceBytes);
-  }
-  p.lane = in.lane;
-  p.q = reinterpret_cast<const unsigned char*>(in.q.data_handle());
-  const auto rows = rows_of(in);
-  p.q_strides[0] = rows.stride(1) * std::int64_t{sizeof(Bf16)};
-  p.q_strides[1] = rows.stride(0) * std::int64_t{sizeof(Bf16)};
-  if (in.kv_scale) p.kv_scale = in.kv_scale->data_handle();
+  Decode p = parameters(in, Grid(name, in));
+  p.fewest = root_of_piece(p.rows) / 4;  // from times: a tile takes 0.7 us
   Maps maps{};
-  if (pages > 0) {
+  if (pages > 0 && page >= kTokens) {
     maps.cache = bytes_map<kSlabColumns>(name, in.cache, 0, kValues);
     maps.pe = bytes_map<kPeColumns>(name, in.cache, kValues, kPeColumns);
   }
-  if (p.rows <= kFewRows) return start<kFewRows, M>(name, p, maps, in, stream);
-  if constexpr (!Layout<kFewRows, M>::kHalves) start<kRows, M>(name, p, maps, in, stream);
+  if (p.rows <= kFewRows)
+    start<kFewRows, M>(name, p, maps, in, stream);
+  else
+    start<kRows, M>(name, p, maps, in, stream);
 }
 
 }  // namespace lockstep::kernels::mla::narrow

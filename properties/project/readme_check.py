@@ -7,8 +7,8 @@ readme_check.py --build DIR [--only TEXT]              DIR holds the program: bu
 Each command of a fenced block runs in a folder that looks like the root of the checkout, where placeholders
 (`my.trace`, `log.jsonl`, `my_package`) are files that are there. A command must end with the exit status that stands
 after it in EXITS, or with 0; where the block shows what the command prints, it must print that. What cannot run
-here (a GPU, a network, many minutes) is in NOT_RUN with the reason, and has to be in one of the pages still. Links
-of all pages lead to files and headings that are there.
+here (a GPU, a network, many minutes) is in NOT_RUN with the reason, and has to be in one of the pages still. The run
+of a bug in reports/found finds something. Links of all pages lead to files and headings that are there.
 """
 import argparse
 import http.server
@@ -206,6 +206,16 @@ def foreign_python(pages):
                             if line.split("  #")[0].strip() not in tested)
 
 
+def bugs_not_shown(folder):
+    """Pages about bugs of servers whose run finds nothing. Each names a trace and the defect that is the bug, or its
+    script alone."""
+    runs = [(page.name, command) for page in sorted((ROOT / "reports/found").glob("*.md"))
+            for command in re.findall(r"\*\*Its run\*\*.*?`(\./lockstep replay [^`]+)`", page.read_text())]
+    for name, command in runs or [("reports/found", "no page names its run")]:
+        if subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True).returncode not in range(10, 14):
+            yield f"{name}: finds nothing: {command}"
+
+
 def main():
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--build", type=pathlib.Path, required=True)
@@ -241,6 +251,9 @@ def main():
         has_pytest = subprocess.run(["python3", "-c", "import pytest"], capture_output=True).returncode == 0
         listed = subprocess.run([options.build.resolve() / "lockstep", "list", "operations"], capture_output=True, text=True)
         has_judge = bool(listed.stdout)  # not in a package: Debian has no headers of cuda::std::mdspan
+        for sentence in bugs_not_shown(folder):
+            print(sentence)
+            failed += 1
         done = set()
         for name, (command, shown) in ((name, one) for name, text in pages.items() for one in commands(text)):
             why = why_not(command)

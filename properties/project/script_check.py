@@ -7,11 +7,12 @@
     bring in what the judge needs and build it; what hides its progress, as a shell's completion does, starts no build.
   - What tests or the judge have configured stays, so that `report` and they can take turns.
   - A checkout whose folders cannot be written serves as long as its program is not older than the sources.
-  - What asks a script of bench/ for help starts no measurement.
+  - What asks a script of bench/ for help starts no measurement, and a sanitizer whose process died is not clean.
   - `./lockstep replay` neither waits for the tests that another ./lockstep builds nor builds any; the other one goes on
     after it.
   - `./lockstep test --tier fuzz` builds the fuzzers alone, in a folder of their own.
 """
+import json
 import os
 import pathlib
 import shutil
@@ -66,6 +67,11 @@ class Checkout:
         (self.root / "properties/skipped_tests.py").write_text("")
         self.environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(self.calls),
                             "LOCKSTEP_CUDA": "off", "LOCKSTEP_TORCH_DIR": str(folder)}
+
+    def copied(self, name):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return shutil.copy(ROOT / name, path)
 
     def start(self, *words):
         return subprocess.Popen([str(self.root / "lockstep"), *words], env=self.environment, text=True,
@@ -155,14 +161,29 @@ def a_foreign_checkout_serves(checkout):
 def help_starts_no_measurement(checkout):
     for script, words in (("on_gpu.sh", ("stage", "--help")), ("on_gpu.sh", ("run", "--help")), ("peers/stage.sh", ("-h",)),
                           ("static_kv_on_gpu.sh", ("--help",)), ("judge_on_gpu.sh", ("--help",))):
-        copied = checkout.root / "bench" / script
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / "bench" / script, copied)
+        copied = checkout.copied(f"bench/{script}")
         before = sorted(checkout.root.rglob("*"))
         ran = subprocess.run(["bash", copied, *words], env=checkout.environment, cwd=checkout.root, capture_output=True,
                              text=True, timeout=LONG)
         assert ran.returncode == 2 and f"bench/{script}" in ran.stderr, (script, words, ran)
         assert sorted(checkout.root.rglob("*")) == before and not checkout.called(), (script, words, ran)
+
+
+def a_sanitizer_that_died_is_not_clean(checkout):
+    tool = pathlib.Path(checkout.environment["PATH"].split(":")[0]) / "compute-sanitizer"
+    tool.write_text("""#!/bin/sh
+[ "$2 $GTEST_SHARD_INDEX" != "$DIES" ] || echo "========= Error: process didn't terminate successfully"
+[ $2 = racecheck ] && echo '========= RACECHECK SUMMARY: 0 hazards displayed' || echo '========= ERROR SUMMARY: 0 errors'
+""")
+    tool.chmod(0o755)
+    script, results = checkout.copied("bench/on_gpu.sh"), checkout.root / "results"
+    results.mkdir()
+    (results / "measured.json").touch()
+    for dies in ("", "racecheck 3", "memcheck 0"):
+        ran = subprocess.run(["bash", script, "sanitize", results], capture_output=True, text=True,
+                             env={**checkout.environment, "DIES": dies, "LOCKSTEP_BUILT": str(results)}, timeout=LONG)
+        wanted = {name: -1 if name in dies else 0 for name in ("memcheck", "racecheck", "initcheck", "synccheck")}
+        assert json.loads((results / "sanitizer.json").read_text()) == wanted, (dies, ran)
 
 
 def replay_goes_first(checkout):
@@ -204,8 +225,8 @@ def fuzzers_have_a_build_of_their_own(checkout):
 
 
 def main():
-    for check in (texts_build_nothing, only_what_is_needed_is_built, a_foreign_checkout_serves, help_starts_no_measurement, replay_goes_first, tests_are_built,
-                  fuzzers_have_a_build_of_their_own):
+    for check in (texts_build_nothing, only_what_is_needed_is_built, a_foreign_checkout_serves, help_starts_no_measurement,
+                  a_sanitizer_that_died_is_not_clean, replay_goes_first, tests_are_built, fuzzers_have_a_build_of_their_own):
         with tempfile.TemporaryDirectory() as folder:
             check(Checkout(pathlib.Path(folder)))
         print(f"ok: {check.__name__}", flush=True)

@@ -17,12 +17,9 @@ cache_sim::ExploreOutcome searched(const std::string& policy, const std::string&
 cache_sim::RunOptions run_with_defect(const std::string& defect);
 
 /// Holds a search to finding the defect within so many traces and to shrinking it to at most
-/// kMostShrunkLines. Three or four are usual, and a dozen is enough for all but two defects of a
-/// disk: two ranks with one state each take fifteen (sglang-no-buffer:ranks-take-the-least), and a
-/// prefix that leaves two tiers step by step nineteen
-/// (sglang-no-buffer:passed-over-keeps-copy, seed 2). reports/shrinking.md says why.
+/// kMostShrunkLines. Three or four are usual; reports/shrinking.md says what takes a dozen.
 void search_for(const std::string& defect, std::uint64_t seed, std::int64_t traces);
-inline constexpr std::size_t kMostShrunkLines = 19;
+inline constexpr std::size_t kMostShrunkLines = 12;
 
 std::vector<std::string> policies_with_oracle();
 std::vector<std::string> all_defects();

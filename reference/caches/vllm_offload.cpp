@@ -272,9 +272,11 @@ VllmOffload::Copy& VllmOffload::store(Id id, std::vector<Key> keys, std::vector<
   return made.back();
 }
 
-/// States at the ends of chunks, a job each.
+/// States at the ends of chunks, a job each. What is copied from a block that a schedule has given
+/// out again, since the state has left its column, is flushed.
 void VllmOffload::store_offers(const Scheduled& row, const std::vector<Offer>& offers,
-                               std::vector<Copy>& made) {
+                               const std::set<Number>& allocated, std::vector<Copy>& made,
+                               std::set<Count>& flushed) {
   for (const Offer& offer : offers) {
     if (offer.id != row.id || offer.block == 0 || offer.tokens > row.request.tokens ||
         offer.tokens % size_of(offer.group) != 0)
@@ -285,6 +287,10 @@ void VllmOffload::store_offers(const Scheduled& row, const std::vector<Offer>& o
     Copy& copy = store(row.id, *kept, made);
     copy.fenced = {offer.block};
     fences_[offer.block].insert(copy.job);
+    const auto at = static_cast<std::size_t>(offer.group);
+    const auto column = static_cast<std::size_t>(offer.tokens / groups_[at].block - 1);
+    const bool has_left = row.request.columns[at].at(column) != offer.block;
+    if (has_left && allocated.contains(offer.block)) flushed.insert(copy.job);
   }
 }
 
@@ -376,7 +382,7 @@ void VllmOffload::build(const std::vector<Scheduled>& rows, const std::vector<Sc
   for (const Number block : allocated)
     if (fences_.contains(block)) flushed.insert(fences_[block].begin(), fences_[block].end());
   std::vector<Copy> made;
-  for (const Scheduled& row : offering) store_offers(row, offers, made);
+  for (const Scheduled& row : offering) store_offers(row, offers, allocated, made, flushed);
   if (has_tails())
     for (const Scheduled& row : offering) store_tail(row, offers, made);
   for (const Scheduled& row : rows)

@@ -133,7 +133,8 @@ class VllmOffload {
   bool make_room(Count wanted, const std::vector<Key>& spared);
   Copy& store(Id id, std::vector<Key> keys, std::vector<Copy>& made);
   void store_offers(const Scheduled& row, const std::vector<Offer>& offers,
-                    std::vector<Copy>& made);
+                    const std::set<Number>& allocated, std::vector<Copy>& made,
+                    std::set<Count>& flushed);
   void store_tail(const Scheduled& row, const std::vector<Offer>& offers, std::vector<Copy>& made);
   void store_chunks(Id id, const std::vector<Number>& hashes,
                     const std::vector<std::vector<Number>>& columns, Count tokens,

@@ -338,6 +338,8 @@ void VllmSchedulerOracle::schedule_waiting() {
     EncoderInputs inputs;
     if (is_tried) inputs = try_schedule_encoder_inputs(request, tokens);
     if (tokens == 0 && !load_kv_async) {  // the requests after it are scheduled all the same
+      // vLLM leaves it the images: reports/found/vllm_waiting_image.md.
+      free_encoder_inputs(request, request.spec->prompt_size);
       ask(about(Verb::preempt, number));
       request.computed = request.told = 0;
       ++next;

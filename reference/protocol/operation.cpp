@@ -189,6 +189,20 @@ constexpr VerbRow kVerbs[] = {
     {"load", kOnlyId, kLoadReply, 0, Capability::disaggregation},
 };
 static_assert(std::size(kVerbs) == kVerbCount);
+
+/// By verb, those of its fields that need more than the request verbs do.
+struct FieldsWithNeeds {
+  std::array<const FieldRow*, 3> rows{};
+  std::size_t count = 0;
+};
+constexpr std::array<FieldsWithNeeds, kVerbCount> kFieldsWithNeeds = [] {
+  std::array<FieldsWithNeeds, kVerbCount> fields;
+  for (std::size_t verb = 0; verb < kVerbCount; ++verb)
+    for (const FieldRow& field : kVerbs[verb].fields)
+      if (field.needs != Capability::request) fields[verb].rows.at(fields[verb].count++) = &field;
+  return fields;
+}();
+
 /// Words that begin a line of a trace and are no operations.
 constexpr std::string_view kOtherVerbs[] = {"close",   "config",  "expect",
                                             "request", "retract", "run"};
@@ -421,16 +435,22 @@ std::string Operation::text(std::size_t limit) const {
   return line;
 }
 
-std::string lack_for(const Operation& operation, Capabilities capabilities) {
-  const VerbRow& row = kVerbs[static_cast<std::size_t>(operation.verb)];
-  if (!capabilities.contains(row.needs)) return std::string(lack_of(row.needs));
-  for (const FieldRow& field : row.fields)
-    if (!capabilities.contains(field.needs) && asks_for(operation, field))
-      return fmt::format("takes no field {}: it {}", field.name, lack_of(field.needs));
+std::optional<Lack> lack_for(const Operation& operation, Capabilities capabilities) {
+  const auto verb = static_cast<std::size_t>(operation.verb);
+  if (!capabilities.contains(kVerbs[verb].needs)) return Lack{.needs = kVerbs[verb].needs};
+  const FieldsWithNeeds& fields = kFieldsWithNeeds[verb];
+  for (const FieldRow* const field : std::span(fields.rows).first(fields.count))
+    if (!capabilities.contains(field->needs) && asks_for(operation, *field))
+      return Lack{"field ", field->name, field->needs};
   const bool is_load = operation.verb == Verb::extend && operation.n == 0;
-  return is_load && !capabilities.contains(Capability::transfers)
-             ? fmt::format("takes no n=0: it {}", lack_of(Capability::transfers))
-             : "";
+  if (is_load && !capabilities.contains(Capability::transfers))
+    return Lack{"", "n=0", Capability::transfers};
+  return std::nullopt;
+}
+
+std::string Lack::text() const {
+  if (what.empty()) return std::string(lack_of(needs));
+  return fmt::format("takes no {}{}: it {}", kind, what, lack_of(needs));
 }
 
 std::string operation_form(const Operation& operation) {

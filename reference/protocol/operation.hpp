@@ -279,10 +279,17 @@ Result<Line> parse_line(std::string_view text);
 Result<Operation> parse_operation(const Line& line);
 bool is_operation_verb(std::string_view verb);
 
+/// The part of an operation that a subject does not understand, and the capability that it lacks.
+struct Lack {
+  std::string_view kind, what;  ///< "field " and its name; both empty: the verb
+  Capability needs{};
+  /// The rest of a sentence that begins with the subject's name, "takes no field parents: it
+  /// verifies no trees of drafts".
+  std::string text() const;
+};
 /// Whether a subject with these capabilities understands the operation: its verb and every field
-/// that it carries. Empty where it does; else the rest of a sentence that begins with the subject's
-/// name, "takes no field parents: it verifies no trees of drafts".
-std::string lack_for(const Operation& operation, Capabilities capabilities);
+/// that it carries. Nothing where it does.
+std::optional<Lack> lack_for(const Operation& operation, Capabilities capabilities);
 
 /// The kind of an operation: its verb and the optional fields that it carries, for example
 /// `checkpoint up_to` or `extend async tokens`.

@@ -46,7 +46,7 @@ def tiers(chunks):
 class Engine:
     """A Scheduler whose connector stores chunks of one block with this manager."""
 
-    def __init__(self, manager, specs, hash_block, budget=32, blocks=40):
+    def __init__(self, manager, specs, hash_block, budget=32, blocks=40, drafts=0):
         groups = [
             bag(
                 group_id=i,
@@ -83,7 +83,7 @@ class Engine:
         transfer = bag(
             kv_load_failure_policy="recompute", is_kv_consumer=True, is_kv_producer=True
         )
-        self.core = scheduler(blocks, specs, budget, transfer=transfer, hash_block=hash_block)
+        self.core = scheduler(blocks, specs, budget, transfer=transfer, hash_block=hash_block, drafts=drafts)
         self.hasher = hasher(hash_block)
         self.waiting, self.flying = {}, {}  # jobs: stores of this step, and copies in flight
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 
 #include "reference/base/mark.hpp"
 #include "reference/base/mix.hpp"
@@ -36,7 +37,7 @@ std::uint64_t RadixTree::child_hash(NodeIndex parent, Name salt, const Tokens& k
 /// at + limit) follows it, in whole pages.
 NodeIndex RadixTree::find_child(NodeIndex parent, Name salt, const Tokens& key, std::uint32_t at,
                                 std::uint32_t limit, std::uint32_t& common) const {
-  if (limit < options_.page) return NodeIndex::none();
+  if (limit < options_.page || child_count_of(parent) == 0) return NodeIndex::none();
   const std::uint64_t hash = child_hash(parent, salt, key, at);
   const std::size_t mask = children_.size() - 1;
   for (std::size_t i = hash & mask; children_[i].node.exists(); i = (i + 1) & mask) {
@@ -89,6 +90,11 @@ void RadixTree::grow_children() {
     while (children_[i].node.exists()) i = (i + 1) & mask;
     children_[i] = child;
   }
+}
+
+/// Apart from touch(), which is inlined in many places.
+void RadixTree::note(NodeIndex node, bool kv) {
+  touched_.push_back({node, kv});
 }
 
 std::size_t RadixTree::count_children() const {
@@ -210,9 +216,7 @@ void RadixTree::cap_states(NodeIndex tail) {
   Evicted unreported;
   for (; excess > 0 && path_.back() != tail; path_.pop_back()) {
     const RadixNode& state = node(path_.back());
-    const std::uint32_t children =
-        host_ == nullptr ? state.child_count : host_->nodes[path_.back().value].children;
-    if (state.state_lock != 0 || children != 1 || is_leaf(state)) continue;
+    if (state.state_lock != 0 || child_count_of(path_.back()) != 1 || is_leaf(state)) continue;
     if (rules_.caps_paths) forget_state(path_.back(), unreported);
     --excess;
   }
@@ -325,9 +329,8 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     if (host_ != nullptr && node(path_.back()).depth() > inserted) count_insert(path_.back());
   }
 
-  Surplus surplus;
   if (owned < depth) {
-    append_slice(surplus.kv, row, owned - row_begin, depth - row_begin);
+    append_slice(surplus_.kv, row, owned - row_begin, depth - row_begin);
     done.duplicates = depth - owned;
   }
   NodeIndex at = from;
@@ -350,19 +353,19 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     } else if (first < depth) {
       done.duplicates += depth - first;
       if (windows_ == nullptr)
-        append_slice(surplus.kv, row, first - row_begin, depth - row_begin);
+        append_slice(surplus_.kv, row, first - row_begin, depth - row_begin);
       else
-        overlap_window(child, {row, row_begin, *window}, first, surplus);
+        overlap_window(child, {row, row_begin, *window}, first, surplus_);
     }
     at = child;
     if (host_ != nullptr && depth > inserted) count_insert(at);
   }
-  if (!surplus.kv.empty()) {
+  if (!surplus_.kv.empty()) {
     LOCKSTEP_MARK("insert.duplicates");
-    if (rules_.frees_duplicates_twice) kv_.release(surplus.kv);
-    kv_.release(surplus.kv);
+    if (rules_.frees_duplicates_twice) kv_.release(surplus_.kv);
+    kv_.release_from(surplus_.kv, 0);
   }
-  if (!surplus.window.empty()) windows_->pool.release(surplus.window);
+  if (windows_ != nullptr) windows_->pool.release_from(surplus_.window, 0);
   if (depth < size) {
     const std::uint32_t leaf_start = depth;
     at = add_leaf(key.prefix(size), salt, at);
@@ -583,8 +586,8 @@ bool RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
   touch(index, true);
   touch(parent, false);
   KvRuns kv = std::move(leaf.kv);
-  leaf = RadixNode{};
-  leaf.kv = std::move(kv);  // keeps its capacity for the node that gets this index
+  std::destroy_at(&leaf);
+  std::construct_at(&leaf)->kv = std::move(kv);  // its capacity, for the node that gets this index
   dead_.push_back(index);
   if (rules_.drops_bare_parents && is_leaf(node(parent)) && !node(parent).state.exists())
     drop_leaf(parent, evicted);

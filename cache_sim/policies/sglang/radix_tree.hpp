@@ -183,6 +183,10 @@ class RadixTree {
   NodeIndex lru_newest() const { return lru_newest_; }
   NodeIndex lru_oldest() const { return lru_oldest_; }
   bool is_leaf(const RadixNode& node) const;
+  /// On the device or on the host.
+  std::uint32_t child_count_of(NodeIndex index) const {
+    return host_ == nullptr ? node(index).child_count : host_->nodes[index.value].children;
+  }
   const Options& options() const { return options_; }
 
   /// From now on, every node that an operation changes is noted.
@@ -293,8 +297,9 @@ class RadixTree {
   void evict_states(Evicted& evicted, Done done);
 
   void touch(NodeIndex node, bool kv) {
-    if (auditing_) touched_.push_back({node, kv});
+    if (auditing_) note(node, kv);
   }
+  void note(NodeIndex node, bool kv);
 
   const Options options_;
   const SglangRules& rules_;
@@ -314,6 +319,7 @@ class RadixTree {
   bool auditing_ = false;
   std::vector<NodeTouch> touched_;
   mutable std::vector<NodeIndex> path_;  // scratch, empty between its uses
+  Surplus surplus_;                      // the same, of an insert
 };
 
 }  // namespace lockstep::cache_sim

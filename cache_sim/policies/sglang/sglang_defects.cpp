@@ -531,7 +531,7 @@ const BrokenRule<Rules> kBroken[] = {
      &Rules::host_windows_take_states, false, kHostWindow},
     {"sglang-no-buffer:host-window-takes-state-in-flight",
      "a window that is evicted on the host takes along a state whose backup is in flight (SGLang "
-     "0.5.23)",
+     "0.5.23, reports/found/sglang_window_takes_state.md)",
      &Rules::host_windows_spare_backups, false,
      "window=5,window_kv=16,host_kv=40,host_states=6,host_window_kv=1"},
     {"sglang-no-buffer:write-back-drops-inner-windows",

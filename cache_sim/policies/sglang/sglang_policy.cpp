@@ -17,8 +17,6 @@
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr std::uint32_t kNowhere = std::numeric_limits<std::uint32_t>::max();
-
 RadixTree::Options tree_options(const Config& config) {
   return {.page = static_cast<std::uint32_t>(config.page),
           .branch_grid = static_cast<std::uint32_t>(
@@ -130,19 +128,11 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
 
 // --- Requests ------------------------------------------------------------------------------------
 
-RadixRequest* SglangPolicy::find(Name id) {
-  if (id.index() >= place_of_.size() || place_of_[id.index()] == kNowhere) return nullptr;
-  return &requests_[place_of_[id.index()]];
-}
-
-/// The operation's request; an error where it has a verification whose accept has not come.
-Result<RadixRequest*> SglangPolicy::idle(const Operation& operation) {
-  RadixRequest* const request = find(operation.id);
-  if (request == nullptr) return unknown(operation, "admitted request", operation.id);
-  if (request->verifying)
-    return fail(fmt::format("{}: request `{}` has drafts that wait for their accept",
-                            to_string(operation.verb), operation.id.text()));
-  return request;
+/// The operation's request is unknown, or it has a verification whose accept has not come.
+tl::unexpected<Error> SglangPolicy::not_idle(const Operation& operation) {
+  if (find(operation.id) == nullptr) return unknown(operation, "admitted request", operation.id);
+  return fail(fmt::format("{}: request `{}` has drafts that wait for their accept",
+                          to_string(operation.verb), operation.id.text()));
 }
 
 bool SglangPolicy::make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted) {
@@ -232,32 +222,30 @@ bool SglangPolicy::take_slots(RadixRequest& request, RadixTree::Evicted& evicted
   return true;
 }
 
-/// Gives the request a place among those that run.
-void SglangPolicy::enter(RadixRequest&& request) {
+/// The request in the next free place runs from now on.
+void SglangPolicy::enter(RadixRequest& request, Name id) {
+  request.id = id;
+  if (place_of_.size() <= id.index()) place_of_.resize(id.index() + 1, kNowhere);
+  place_of_[id.index()] = free_places_.back();
+  free_places_.pop_back();
+}
+
+/// The next free place with the request that the admission describes, without its name.
+RadixRequest& SglangPolicy::request_of(const Operation& admission) {
   if (free_places_.empty()) {
     free_places_.push_back(static_cast<std::uint32_t>(requests_.size()));
     requests_.emplace_back();
   }
-  const std::uint32_t place = free_places_.back();
-  const Name id = request.id;
-  free_places_.pop_back();
-  requests_[place] = std::move(request);
-  if (place_of_.size() <= id.index()) place_of_.resize(id.index() + 1, kNowhere);
-  place_of_[id.index()] = place;
-}
-
-/// The request as its admission describes it.
-RadixRequest SglangPolicy::request_of(const Operation& admission) {
-  const std::uint32_t size = admission.tokens.size();
-  RadixRequest request;
-  if (!free_places_.empty())
-    request.kv = std::move(requests_[free_places_.back()].kv);  // its capacity
-  request.id = admission.id;
+  RadixRequest& request = requests_[free_places_.back()];
+  KvRuns kv = std::move(request.kv);  // its capacity
+  std::destroy_at(&request);
+  std::construct_at(&request);
+  request.kv = std::move(kv);
   request.salt = admission.salt;
   request.known = admission.tokens;
+  const std::uint32_t size = request.admitted = admission.tokens.size();
   request.prompt_size =
       admission.prompt == Operation::kAbsent ? size : static_cast<std::uint32_t>(admission.prompt);
-  request.admitted = size;
   return request;
 }
 
@@ -278,11 +266,11 @@ bool SglangPolicy::clears_cursor(bool received, std::uint32_t cached,
 }
 
 Result<Reply> SglangPolicy::admit(const Operation& operation) {
-  const bool is_admitted = find(operation.id) != nullptr;
-  if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
+  if (const Result<void> sound = check_admission(operation, find(operation.id) != nullptr); !sound)
     return tl::unexpected(sound.error());
-  if (const Result<void> fits = check_windows(operation); !fits)
-    return tl::unexpected(fits.error());
+  if (windows_)
+    if (const Result<void> fits = check_windows(operation); !fits)
+      return tl::unexpected(fits.error());
   const std::uint32_t size = operation.tokens.size();
   if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
   WaitingRequest* const waiting = storage() != nullptr ? &arrive(operation) : nullptr;
@@ -290,7 +278,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   if (waiting != nullptr && !prefetch_is_over(*waiting, operation.late))
     return Reply::refusal(Refusal::same_step);
 
-  RadixRequest request = request_of(operation);
+  RadixRequest& request = request_of(operation);
   RadixTree::Match match = tree_.match(operation.tokens, match_limit(size), operation.salt);
   const std::uint32_t on_device = match.prefix;
   const bool hit = match.end != RadixTree::kRoot;
@@ -345,7 +333,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
       .set(ReplyField::evicted_states, evicted.states + for_received.states);
   if (operation.room != Operation::kAbsent) reply.set(ReplyField::kv, left);
   if (waiting != nullptr) waiting_.erase(operation.id.index());
-  enter(std::move(request));
+  enter(request, operation.id);
   return reply;
 }
 
@@ -432,9 +420,9 @@ void SglangPolicy::run(RadixRequest& request, std::uint32_t stop, Forward forwar
 }
 
 Result<Reply> SglangPolicy::extend(const Operation& operation) {
-  const Result<RadixRequest*> found = idle(operation);
-  if (!found) return tl::unexpected(found.error());
-  RadixRequest& request = **found;
+  RadixRequest* const found = idle(operation);
+  if (found == nullptr) return not_idle(operation);
+  RadixRequest& request = *found;
   if (operation.async && config_.overlap == 0)
     return fail("extend: async=1 is for a config with overlap=1");
   if (!operation.async && request.in_flight_count != 0)
@@ -442,9 +430,11 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   if (operation.async && request.in_flight_count == request.in_flight.size())
     return fail("extend: two results are out already, and a server runs one step ahead");
   const std::uint32_t drafts = operation.drafts.size();
-  if (const Result<void> fits = check_windows(operation); !fits)
-    return tl::unexpected(fits.error());
-  if (const Result<void> tree = check_tree(operation); !tree) return tl::unexpected(tree.error());
+  if (windows_)
+    if (const Result<void> fits = check_windows(operation); !fits)
+      return tl::unexpected(fits.error());
+  if (!operation.parents.empty())
+    if (const Result<void> tree = check_tree(operation); !tree) return tl::unexpected(tree.error());
   if (operation.async && drafts != 0)
     return fail("extend: a verification's result decides what comes next, so it is not async");
   const std::int64_t left =
@@ -568,9 +558,9 @@ Reply SglangPolicy::stored_reply(const RadixRequest& request, bool exist) const 
 }
 
 Result<Reply> SglangPolicy::checkpoint(const Operation& operation) {
-  const Result<RadixRequest*> found = idle(operation);
-  if (!found) return tl::unexpected(found.error());
-  RadixRequest& request = **found;
+  RadixRequest* const found = idle(operation);
+  if (found == nullptr) return not_idle(operation);
+  RadixRequest& request = *found;
   const std::int64_t up_to =
       operation.up_to == Operation::kAbsent ? request.computed : operation.up_to;
   if (up_to > request.computed)
@@ -633,9 +623,9 @@ Reply SglangPolicy::store_unfinished(RadixRequest& request, std::uint32_t up_to)
 }
 
 Result<Reply> SglangPolicy::finish(const Operation& operation) {
-  const Result<RadixRequest*> found = idle(operation);
-  if (!found) return tl::unexpected(found.error());
-  RadixRequest& request = **found;
+  RadixRequest* const found = idle(operation);
+  if (found == nullptr) return not_idle(operation);
+  RadixRequest& request = *found;
   // KV is stored from its launch on, so the KV of a token under way is stored too. A state is
   // stored only when its result has come.
   const bool at_launch =

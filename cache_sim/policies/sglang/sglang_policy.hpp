@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -165,7 +166,10 @@ class SglangPolicy : public Subject {
   /// KV and state. The caller has made room for the KV.
   virtual void receive(RadixRequest& request, std::uint32_t size);
   void take_received_kv(RadixRequest& request, std::uint32_t size);
-  RadixRequest* find(Name id);
+  RadixRequest* find(Name id) {
+    if (id.index() >= place_of_.size() || place_of_[id.index()] == kNowhere) return nullptr;
+    return &requests_[place_of_[id.index()]];
+  }
   RadixTree::Inserted store(RadixRequest& request, std::uint32_t size, StateSlot state);
   void move_lock(RadixRequest& request, NodeIndex node);
   Reply stored_reply(const RadixRequest& request, bool exist) const;
@@ -237,7 +241,13 @@ class SglangPolicy : public Subject {
 
   static tl::unexpected<Error> unknown(const Operation& operation, std::string_view what,
                                        Name name);
-  Result<RadixRequest*> idle(const Operation& operation);
+  static constexpr std::uint32_t kNowhere = std::numeric_limits<std::uint32_t>::max();
+  tl::unexpected<Error> not_idle(const Operation& operation);
+  /// The operation's request, if it waits for no accept; else null.
+  RadixRequest* idle(const Operation& operation) {
+    RadixRequest* const request = find(operation.id);
+    return request == nullptr || request->verifying ? nullptr : request;
+  }
   HeldSlot* find_slot(Name name);
   bool make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted);
   std::int64_t kv_demand(const RadixRequest& request, std::int64_t n, Forward forward) const;
@@ -247,7 +257,9 @@ class SglangPolicy : public Subject {
   void release_early(RadixRequest& request);
   void decode_with_windows(RadixRequest& request, std::uint32_t stop, bool async,
                            RadixTree::Evicted& evicted);
-  bool has_room(std::int64_t size) const;
+  bool has_room(std::int64_t size) const {
+    return size <= kv_.free_count() && (!windows_ || size <= windows_->pool.free_count());
+  }
   void forward_window(const RadixRequest& request, std::uint32_t stop);
   void read_window(const RadixRequest& request);
   void write_window(const RadixRequest& request, std::uint32_t stop);
@@ -255,7 +267,7 @@ class SglangPolicy : public Subject {
   void free_window(RadixRequest& request);
   bool allocate_kv(RadixRequest& request, std::int64_t needed);
   void split_at_prompt(const RadixRequest& request, std::uint32_t size, NodeIndex end);
-  RadixRequest request_of(const Operation& admission);
+  RadixRequest& request_of(const Operation& admission);
   std::uint32_t match_limit(std::uint32_t size) const;
   bool clears_cursor(bool received, std::uint32_t cached, std::uint32_t on_device) const;
   bool copy_on_write(RadixRequest& request, NodeIndex source, NodeIndex end);
@@ -263,12 +275,15 @@ class SglangPolicy : public Subject {
   void copy_matched_state(RadixRequest& request, StateSlot matched);
   Refusal load(RadixRequest& request, RadixTree::Match& match, NodeIndex& locked);
   void follow_loads(RadixRequest& request) const;
-  void await_loads(RadixRequest& request);
+  void await_loads(RadixRequest& request) {
+    if (request.awaits != 0) land_awaited(request);
+  }
+  void land_awaited(RadixRequest& request);
   void begin_at(RadixRequest& request, const RadixTree::Match& match);
   LayerState::Lengths lengths_of(const RadixRequest& request) const;
   Reply admitted(const RadixRequest& request) const;
   bool take_slots(RadixRequest& request, RadixTree::Evicted& evicted);
-  void enter(RadixRequest&& request);
+  void enter(RadixRequest& request, Name id);
   static Result<void> check_tree(const Operation& operation);
   void run(RadixRequest& request, std::uint32_t stop, Forward forward);
   void verify(RadixRequest& request, const Operation& operation);

@@ -105,6 +105,9 @@ void rate(SwarmDraw& part) {
     part.swarm.drafts = part.swarm.trees = part.swarm.sent = 0;
   if (part.accepted.can(Capability::tiers) && part.swarm.config.number("host_kv") != 0)
     part.swarm.copies = static_cast<int>(part.draw.stream("sglang copies").between(1, 12));
+  part.swarm.backs_windows_up = part.swarm.copies != 0 && !part.fields.free("window") &&
+                                part.swarm.config.number("window") != 0 &&
+                                part.swarm.config.text("write_policy") == kWritePolicies[0];
   part.swarm.has_disk = part.swarm.prefetches =
       part.swarm.copies != 0 && has_disk(part.swarm.config);
   if (!part.swarm.has_disk) return;

@@ -65,8 +65,7 @@ void SglangPolicy::follow_loads(RadixRequest& request) const {
 }
 
 /// A forward waits for the loads that were queued before its request was admitted or last stored.
-void SglangPolicy::await_loads(RadixRequest& request) {
-  if (request.awaits == 0) return;
+void SglangPolicy::land_awaited(RadixRequest& request) {
   if (rules_.forwards_wait_for_loads) host_->land_loads(request.awaits);
   request.awaits = 0;
   if (!request.source.exists()) return;

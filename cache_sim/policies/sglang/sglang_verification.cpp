@@ -28,7 +28,6 @@ std::vector<std::uint32_t> way_of(const VerifiedRow& row, const Tokens& tokens) 
 /// Checks a tree of drafts: parents come before their children, and siblings are different tokens.
 Result<void> SglangPolicy::check_tree(const Operation& operation) {
   const std::vector<std::int64_t>& parents = operation.parents;
-  if (parents.empty()) return {};
   if (parents.size() != operation.drafts.size())
     return fail(fmt::format("extend: parents has {} for {}", counted(parents.size(), "number"),
                             counted(operation.drafts.size(), "draft")));

@@ -26,15 +26,10 @@ std::int64_t window_slots(const Config& config) {
 
 /// Speculation and transfers are not told of windows.
 Result<void> SglangPolicy::check_windows(const Operation& operation) const {
-  if (!windows_) return {};
   const bool speculates = !operation.drafts.empty();
   if (!speculates && operation.external <= 0) return {};
   return fail(fmt::format("{}: {}= is not for a config with window=", to_string(operation.verb),
                           speculates ? "drafts" : "external"));
-}
-
-bool SglangPolicy::has_room(std::int64_t size) const {
-  return size <= kv_.free_count() && (!windows_ || size <= windows_->pool.free_count());
 }
 
 /// KV of full attention and, where there are windows, as much of these; all of it or nothing.

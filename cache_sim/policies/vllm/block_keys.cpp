@@ -46,10 +46,11 @@ KeyTable::KeyTable(std::uint32_t hash_block, std::uint32_t lookahead,
   if (algorithm) none_ = none_hash(*algorithm, kNoneHashSeed);
 }
 
-void KeyTable::extend(std::vector<KeyId>& keys, const Tokens& tokens, const ContentKeys& content) {
+void KeyTable::extend(std::vector<KeyId>& keys, const Tokens& tokens, std::uint32_t size,
+                      const ContentKeys& content) {
   for (;;) {
     const auto end = static_cast<std::uint32_t>((keys.size() + 1) * hash_block_);
-    if (end + lookahead_ > tokens.size()) return;
+    if (end + lookahead_ > size) return;
     if (algorithm_) {
       keys.push_back(chained(keys, tokens, content));
       continue;

@@ -43,9 +43,13 @@ class KeyTable {
   KeyTable(std::uint32_t hash_block, std::uint32_t lookahead,
            std::optional<BlockHashAlgorithm> algorithm = std::nullopt);
 
-  /// Appends the keys that these tokens have and that are not in the list: one for each full hash
-  /// block with `lookahead` tokens after it.
-  void extend(std::vector<KeyId>& keys, const Tokens& tokens, const ContentKeys& content);
+  /// Appends the keys that the first `size` tokens have and that are not in the list: one for each
+  /// full hash block with `lookahead` tokens after it.
+  void extend(std::vector<KeyId>& keys, const Tokens& tokens, std::uint32_t size,
+              const ContentKeys& content);
+  void extend(std::vector<KeyId>& keys, const Tokens& tokens, const ContentKeys& content) {
+    extend(keys, tokens, tokens.size(), content);
+  }
 
   /// vLLM's hash behind a key; there is one only with an algorithm.
   const BlockHash& hash(KeyId key) const { return *hashes_[key]; }

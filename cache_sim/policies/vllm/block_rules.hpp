@@ -90,6 +90,7 @@ struct BlockRules {
   bool stores_wait_for_forward = true;
   bool stores_committed_tokens = true;
   bool flushes_reused_blocks = true;
+  bool flushes_reused_states = true;
   bool flushes_preempted = true;
   bool resets_flush = true;
   // The host's own block manager.

@@ -264,6 +264,13 @@ void OffloadTier::store_states(const BlockRequest& row,
                    .target = host_block(stores->chunks.front(), rules_.blocks_per_chunk - 1),
                    .group = one.group}};
     fence(job.fenced, job.id);
+    // A state that came with results has left its column, and this schedule may have given its
+    // block out again.
+    const std::vector<BlockId>& columns = row.tables[one.group].columns;
+    const std::int64_t column = one.tokens / rules_.groups[one.group].block - 1;
+    if (allocated_.contains(one.block) && block_at(columns, column) != one.block &&
+        rules_.flushes_reused_states)
+      flush_.insert(job.id);
   }
 }
 

@@ -212,6 +212,11 @@ const BrokenRule<Rules> kBroken[] = {
      "a block is given out again while its store is to come, which then stores what the new owner "
      "writes",
      &Rules::flushes_reused_blocks, false},
+    {"vllm-align:stores-the-next-owners-writes",
+     "a state is stored with the next step although the schedule that decides it has given its "
+     "block out again (0.33, reports/found/vllm_reused_state.md)",
+     &Rules::flushes_reused_states, false,
+     "blocks=10,cpu_chunks=6,drafts=3,groups=mamba:4,attention:4,hash_block=4"},
     {"vllm-align:preempts-without-flush",
      "stores of a request that is preempted come after its blocks were given out again",
      &Rules::flushes_preempted, false},

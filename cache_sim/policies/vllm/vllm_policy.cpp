@@ -216,7 +216,7 @@ void VllmPolicy::learn(const VllmRequest& request) {
 void VllmPolicy::deliver(VllmRequest& request, std::int64_t tokens) {
   request.blocks.known = tokens;
   const auto told = std::min(static_cast<std::uint32_t>(tokens), request.known.size());
-  keys_.extend(request.blocks.keys, request.known.prefix(told), request.hashed);
+  keys_.extend(request.blocks.keys, request.known, told, request.hashed);
 }
 
 Result<Reply> VllmPolicy::admit(const Operation& operation) {
@@ -342,7 +342,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   if (request.scheduled) forward();
   begin_step();
   const std::int64_t start = begin_of(request);
-  const Tokens before = request.known;
+  const std::uint32_t known = request.known.size();
   const std::int64_t delivered = request.blocks.known;
   const std::size_t keys = request.blocks.keys.size();
   if (!operation.tokens.empty()) {
@@ -363,7 +363,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
                        .must_fit = request.waits || request.was_loaded,
                        .others_run = running_ > 0});
   if (allocated != Allocated::yes) {
-    request.known = before;
+    request.known = request.known.prefix(known);
     request.blocks.known = delivered;
     request.blocks.keys.resize(keys);
     return Reply::refusal(allocated == Allocated::no_blocks ? Refusal::no_kv : Refusal::same_step);
@@ -387,7 +387,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   std::int64_t drafts = operation.drafts.size();
   if (drafts > 0) drafts -= operation.n - n;
   if (!operation.async) {
-    request.drafts = operation.drafts.prefix(static_cast<std::uint32_t>(drafts));
+    if (drafts > 0) request.drafts = operation.drafts.prefix(static_cast<std::uint32_t>(drafts));
     return reply;
   }
   const bool samples = request.blocks.computed >= request.blocks.known + request.promised;

@@ -380,6 +380,7 @@ void VllmScheduler::settle_admission(const Reply& reply, SchedulerEffects& effec
   const RequestNumber number = subject_of_ask_;
   tokens = fit_images(number, tokens);
   if (tokens > 0) return extend(number, tokens, effects);
+  encoder_.release_all(number);
   request.computed = request.told = 0;
   ask(Verb::preempt, number, Asked::skip, effects);
 }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -78,6 +79,21 @@ const std::string kChat =
     "request id=first tokens=a1008 output=b40\nrun\n"
     "request id=again tokens=a1008 output=8\nrun\n"
     "request id=continued tokens=a1008+b40+c59 output=4\nrun\n";
+
+// Beside others, the event of a finding is shown with the answer of the child that is wrong: where
+// its own numbers are impossible, and where the oracle's answer differs.
+TEST_F(Child, showsItsOwnAnswerAtItsFinding) {
+  const std::string trace =
+      "admit id=r1 tokens=a4\nextend id=r1 n=4\nfinish id=r1\nadmit id=r2 tokens=a4+b1\n";
+  const std::map<std::string, FindingKind> kinds{{"0", FindingKind::missed_reuse},
+                                                 {"9", FindingKind::cached_too_much}};
+  for (const auto& [cached, kind] : kinds) {
+    const std::string liar = child(R"({"admit": ["cached=0", "cached=)" + cached + R"("]})");
+    expect_kind(played(trace, {"oracle:radix", liar}), kind);
+    const Json& shown = last_["findings"][0]["around"].back();
+    EXPECT_NE(shown.get<std::string>().find("→ cached=" + cached), std::string::npos) << shown;
+  }
+}
 
 // A server that could hit and does not is slow, and no oracle is needed to say so: a child promises
 // in its greeting what it finds again.
@@ -250,24 +266,60 @@ TEST_F(Child, mayReuseWhatATreeVerbStored) {
 TEST_F(Child, saysNoImpossibleNumber) {
   struct Case {
     std::string answers;
-    FindingKind kind;
+    FindingKind kind = FindingKind::out_of_range;
   };
   const std::string trace =
       "config kv_tokens=1000 state_slots=10\nadmit id=r tokens=a100\nextend id=r n=100\n"
-      "checkpoint id=r\nevict kv=5 state=1\ncheck\n";
+      "checkpoint id=r\nevict kv=5 state=1\ncheck\nfinish id=r\nalloc as=s\n"
+      "advance slot=s tokens=b9\ninsert slot=s tokens=b9\nmatch tokens=b12\nflush\n";
+  const std::string most = R"({"hello": "levels=request,tree", "admit": "cached=0 kv=1000",
+      "checkpoint": "exist=100 length=100", "evict": "kv=1000 state=10",
+      "alloc": "slot=1 length=500", "check": "kv_free=600 kv_locked=400 states_free=10",
+      "insert": "exist=9 freed_kv=9", "match": "kv=12 state=12 branch=12",
+      "flush": "kv=1000 state=10", **)";
+  EXPECT_EQ(played(trace, {child(most + "{}}")}), "");
   for (const Case& one : {
-           Case{R"({"check": "kv_free=1001"})", FindingKind::out_of_range},
-           Case{R"({"check": "states_free=9223372036854775807"})", FindingKind::out_of_range},
+           Case{R"({"check": "kv_free=1001"})"},
+           Case{R"({"check": "states_free=9223372036854775807"})"},
            Case{R"({"check": "kv_free=600 kv_locked=401"})", FindingKind::size_accounting},
            Case{R"({"check": "states_free=6 states_locked=5"})", FindingKind::size_accounting},
-           Case{R"({"admit": "cached=0 evicted_kv=1001"})", FindingKind::out_of_range},
-           Case{R"({"extend": "n=101"})", FindingKind::out_of_range},
-           Case{R"({"checkpoint": "exist=0 length=101"})", FindingKind::out_of_range},
-           Case{R"({"evict": "kv=1001"})", FindingKind::out_of_range},
-           Case{R"({"evict": "kv=0 state=11"})", FindingKind::out_of_range},
+           Case{R"({"admit": "cached=0 evicted_kv=1001"})"},
+           Case{R"({"admit": "cached=0 kv=1001"})"},
+           Case{R"({"extend": "n=101"})"},
+           Case{R"({"checkpoint": "exist=0 length=101"})"},
+           Case{R"({"checkpoint": "exist=101 length=100"})"},
+           Case{R"({"evict": "kv=1001"})"},
+           Case{R"({"evict": "kv=0 state=11"})"},
+           Case{R"({"insert": "exist=10"})"},
+           Case{R"({"insert": "exist=0 freed_kv=10"})"},
+           Case{R"({"match": "kv=13"})"},
+           Case{R"({"match": "kv=0 state=13"})"},
+           Case{R"({"match": "kv=0 branch=13"})"},
+           Case{R"({"flush": "kv=1001"})"},
+           Case{R"({"flush": "kv=0 state=11"})"},
        })
-    expect_kind(played(trace, {child(one.answers)}), one.kind);
-  EXPECT_EQ(played(trace, {child(R"({"check": "kv_free=600 kv_locked=400 states_free=10"})")}), "");
+    expect_kind(played(trace, {child(most + one.answers + "}")}), one.kind);
+}
+
+// A memory behind the pools may hold more than they do, and copies are as many as they are.
+TEST_F(Child, saysNoNumberTooManyOfItsTiers) {
+  const std::string tiers = child(
+      R"({"hello": "levels=request takes=tiers", "evict": "kv=5000 state=50", "settle": "n=7"})");
+  EXPECT_EQ(played("config kv_tokens=1000 state_slots=10 host_kv=9000 host_states=90\n"
+                   "evict kv=5000 state=50 tier=host\nsettle\n",
+                   {tiers}),
+            "");
+}
+
+// Tokens that somebody holds outlive a flush, and no others do.
+TEST_F(Child, reusesAfterAFlushWhatIsLocked) {
+  const std::string before =
+      "admit id=r tokens=a4\nextend id=r n=4\nfinish id=r\nlock tokens=a4 as=l\n";
+  const std::string after = "flush\nadmit id=s tokens=a4+b1\n";
+  const std::string tree = R"({"hello": "levels=request,tree", "admit": ["cached=0", "cached=4"]})";
+  EXPECT_EQ(played(before + after, {child(tree)}), "");
+  expect_kind(played(before + "unlock lock=l\n" + after, {child(tree)}),
+              FindingKind::cached_too_much);
 }
 
 // The tokens of a slot cache's request begin with what was captured, and go on after it.
@@ -300,6 +352,10 @@ TEST_F(Child, computesWhatItIsAskedFor) {
   expect_kind(played(request, {child(R"({"extend": ["n=N", "n=0"]})")}), FindingKind::stuck,
               "1 of");
   EXPECT_EQ(played(request, {child("{}")}), "");
+  expect_kind(played("admit id=r tokens=a10\nextend id=r n=10\naccept id=r n=1 tokens=b1\n"
+                     "extend id=r n=4 drafts=b1:4\naccept id=r n=1 tokens=b1:2\n",
+                     {child(R"({"extend": ["n=10", "n=2"]})")}),
+              FindingKind::stuck, "2 of the");
   // Less than asked is no fault where the rest is asked for later.
   EXPECT_EQ(played("admit id=r tokens=a100\nextend id=r n=100\nextend id=r n=60\nfinish id=r\n",
                    {child(R"({"extend": ["n=40", "n=N"]})")}),

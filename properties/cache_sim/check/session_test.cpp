@@ -15,11 +15,13 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// Answers and snapshots of the policies `told` and `told-too`, and what they were asked.
+/// Answers and snapshots of the policies `told` and `told-too`, what they were asked, and what an
+/// auditor of theirs finds when it recounts.
 struct Told {
   std::string admit;
   std::string alloc = "slot=1";
   Snapshot shown;
+  Findings recounted;
   std::vector<std::string> asked;  ///< the lines that a policy was given
 };
 Told told, told_too;
@@ -34,10 +36,26 @@ class ToldPolicy final : public Subject {
     return parse_reply(operation.verb == Verb::flush ? "kv=0 state=0" : "ok", operation.verb);
   }
   std::optional<Snapshot> snapshot() const override { return what_.shown; }
+  const Told& what() const { return what_; }
 
  private:
   Told& what_;
 };
+
+class ToldAuditor final : public Auditor {
+ public:
+  explicit ToldAuditor(const Told& what) : what_(what) {}
+  void after(const Operation&, const Reply&, Findings&) override {}
+  void recompute(Findings& findings) override { findings = what_.recounted; }
+
+ private:
+  const Told& what_;
+};
+
+std::unique_ptr<Auditor> make_auditor(Subject& subject, const LabelState*) {
+  const auto* const policy = dynamic_cast<ToldPolicy*>(&subject);
+  return policy == nullptr ? nullptr : std::make_unique<ToldAuditor>(policy->what());
+}
 
 template <Told& kWhat>
 std::unique_ptr<Subject> make_told(const SubjectOptions&) {
@@ -57,21 +75,28 @@ void add_policies() {
   policy.name = "told-too";
   policy.make = make_told<told_too>;
   Registry<PolicyEntry>::add(policy);
+  Registry<AuditorEntry>::add({.name = "told", .make = make_auditor});
 }
 
-/// Kinds of what is found; each test begins with policies that do nothing wrong.
-std::vector<FindingKind> found(const std::string& text, std::vector<std::string> subjects) {
+/// A run of a trace, to its end.
+std::unique_ptr<ReplaySession> played(const std::string& text, std::vector<std::string> subjects) {
   const Result<Trace> trace = parse_trace(text, "x.trace");
   EXPECT_TRUE(trace.has_value()) << trace.error().text;
   RunOptions options;
   options.subjects = std::move(subjects);
-  const auto run = ReplaySession::start(options);
+  auto run = ReplaySession::start(options);
   EXPECT_TRUE(run.has_value()) << run.error().text;
   for (const Statement& statement : trace->statements)
     (*run)->apply(std::get<Operation>(statement.what));
   (*run)->conclude();
+  return std::move(*run);
+}
+
+/// Kinds of what is found; each test begins with policies that do nothing wrong.
+std::vector<FindingKind> found(const std::string& text, std::vector<std::string> subjects) {
+  const auto run = played(text, std::move(subjects));
   std::vector<FindingKind> kinds;
-  for (const LocatedFinding& one : (*run)->findings()) kinds.push_back(one.finding.kind);
+  for (const LocatedFinding& one : run->findings()) kinds.push_back(one.finding.kind);
   return kinds;
 }
 
@@ -108,6 +133,22 @@ TEST_F(Session, everySlotIsFreeAfterAFlush) {
     }
   told.shown.kv_free = 7;
   EXPECT_EQ(found("admit id=r tokens=a9\nflush\n", {"told"}), Kinds{}) << "somebody runs";
+}
+
+// The whole structure is recounted when a run ends, however short it was.
+TEST_F(Session, recountsAtItsEnd) {
+  told.recounted = {{FindingKind::lock_imbalance, "a lock too many", "1", "2"}};
+  const Kinds kinds = found("admit id=r tokens=a9\n", {"told"});
+  told.recounted.clear();
+  EXPECT_EQ(kinds, Kinds{FindingKind::lock_imbalance});
+  EXPECT_EQ(found("admit id=r tokens=a9\n", {"told"}), Kinds{});
+}
+
+// A refused admission is no part of the totals: the request comes again.
+TEST_F(Session, countsAdmissionsThatWereNotRefused) {
+  EXPECT_EQ(played("admit id=r tokens=a9\n", {"told"})->totals(0).input_tokens, 9);
+  told.admit = "refused=no_kv";
+  EXPECT_EQ(played("admit id=r tokens=a9\n", {"told"})->totals(0).input_tokens, 0);
 }
 
 // Policies answer alike in every field, also in one that only one of them has.

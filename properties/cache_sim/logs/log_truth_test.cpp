@@ -60,9 +60,10 @@ TEST(LogTruth, aSoundLogPasses) {
   EXPECT_TRUE(all.json["findings"].empty());
 }
 
-// No other request has this prompt, so the rest of the log says nothing about it.
+// No other request has this prompt, so the rest of the log says nothing about it. Behind its first
+// wrong token the text is another one.
 TEST(LogTruth, findsAWrongAnswerToAPromptSentOnce) {
-  const std::string log = request("a", "1,2,3", "4,7,6", 0);
+  const std::string log = request("a", "1,2,3", "4,7,9", 0);
   const Judged all = judged(log, kTruths);
   EXPECT_EQ(all.run.status, kExitDiffers);
   EXPECT_NE(all.run.out.find("log.jsonl:1: output-differs: request `a`: after 4 tokens, 3 of them "
@@ -75,6 +76,7 @@ TEST(LogTruth, findsAWrongAnswerToAPromptSentOnce) {
   EXPECT_EQ(all.json["findings"][0]["kind"], "output-differs");
   EXPECT_EQ(all.json["findings"][0]["expected"], "5");
   EXPECT_EQ(all.json["findings"][0]["actual"], "7");
+  EXPECT_EQ(all.json["near_ties"], 0);
   const ScratchFolder folder;
   EXPECT_EQ(run_program({"check-log", folder.write("log.jsonl", log)}).status, kExitPass);
 }
@@ -130,6 +132,11 @@ TEST(LogTruth, refusesBadLines) {
   const std::string twice = refused(truth("1", "4", "1") + truth("1", "4,5", "1,1"));
   EXPECT_TRUE(twice.starts_with("truth.jsonl:2: the truth of this prompt stands above (")) << twice;
   EXPECT_EQ(run_program({"check-log", "/dev/null", "--truth", "/dev/null"}).status, kExitBadInput);
+  const ScratchFolder folder;
+  const ProgramRun absent =
+      run_program({"check-log", folder.write("l.jsonl", log), "--truth", folder.path("absent")});
+  EXPECT_EQ(absent.status, kExitBadInput);
+  EXPECT_NE(absent.err.find("absent: cannot be read"), std::string::npos) << absent.err;
 }
 
 }  // namespace

@@ -218,6 +218,10 @@ TEST(CheckLog, refusesBadLines) {
       R"({"request_id": "0", "prompt_token_ids": [1], "outputs": [{"token_ids": [4]}], )";
   EXPECT_EQ(judged(vllm + R"("num_cached_tokens": null})"),
             Found{":1: field num_cached_tokens: null, not a whole number"});
+  EXPECT_EQ(
+      judged(
+          R"({"request_id": "0", "prompt_token_ids": [1], "outputs": 5, "num_cached_tokens": 0})"),
+      Found{":1: field outputs: a number, not an array"});
   EXPECT_EQ(judged(R"({"id": "a", "prompt": null, "output": [4], "cached": 0})"),
             Found{":1: field prompt: null, not an array"});
   EXPECT_EQ(judged(R"({"id": null, "prompt": [1], "output": [4], "cached": 0})"),
@@ -248,6 +252,17 @@ TEST(CheckLog, aTraceIsNoLog) {
 }
 
 // The program writes the same log, and a trace that its own policies can be asked.
+TEST(CheckLog, itsOwnFormatComesBackAsItWas) {
+  const ScratchFolder folder;
+  const std::string line = R"({"id":"0","prompt":[1,2],"output":[3],"cached":0,)"
+                           R"("salt":"x","start":0.5,"end":0.75,"greedy":true})"
+                           "\n";
+  const std::string log = folder.write("log.jsonl", line);
+  const ProgramRun run = run_program({"check-log", log, "--log", folder.path("own.jsonl")});
+  EXPECT_EQ(run.status, kExitPass) << run.err;
+  EXPECT_EQ(read_text(folder.path("own.jsonl")), line);
+}
+
 TEST(CheckLog, convertsALogIntoItsOwnFormatAndATrace) {
   const ScratchFolder folder;
   const std::string log = folder.write(

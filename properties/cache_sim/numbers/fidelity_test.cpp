@@ -232,7 +232,7 @@ TEST(Fidelity, ofReferenceEndsEveryTraceOfABlockCacheAsItsHeadSays) {
       }
     }
   EXPECT_GT(played, 90);
-  EXPECT_EQ(refused, 65);  // runs of 30 traces
+  EXPECT_EQ(refused, 67);  // runs of 31 traces
 }
 
 /// The error for `config` in the form of --config; empty where it fits.

@@ -338,11 +338,17 @@ bool shows_time(const std::string& text, std::int64_t nanoseconds) {
              0.0501 * units.at(unit);
 }
 
+std::string without_ticks(std::string text) {
+  std::erase(text, '`');
+  return text;
+}
+
 bool shows(const Element& element, const Json& value) {
   const auto as = element.attributes.find("data-as");
   if (value.is_string()) {
     const std::string whole = value.get<std::string>();
     if (as == element.attributes.end()) return element.text == whole;
+    if (as->second == "code") return element.text == without_ticks(whole);
     constexpr std::string_view kCut = "…";
     return as->second == "shortened" && element.text.ends_with(kCut) &&
            whole.starts_with(element.text.substr(0, element.text.size() - kCut.size()));
@@ -1234,7 +1240,9 @@ TEST(Report, bugsOfServersStandOnTheIndex) {
   folder.with("a_good_one", "check\n");
   const testing_support::ScratchFolder found;
   found.write("README.md", "not a bug");
-  found.write("a_bug.md", "# a server: it `ends` <early>\n\n**Status.** `--flag` alone.\nMore.\n");
+  found.write(
+      "a_bug.md",
+      "# a server: it `ends` <early>\n\n**Status.** `--flag` alone, as [#7](http://x/7).\nMore.\n");
   ReportOptions options = options_of(folder);
   options.found = found.path("");
   options.version = "9.8.7";
@@ -1244,8 +1252,8 @@ TEST(Report, bugsOfServersStandOnTheIndex) {
   ASSERT_TRUE(report.has_value()) << report.error().text;
   EXPECT_EQ(all_complaints(report->document), std::vector<std::string>{});
   const std::string index = page_named(report->document, "index.html");
-  for (const char* const text : {"a server: it ends &lt;early&gt;", ">--flag alone.<", ">9.8.7<",
-                                 ">2026-01-02<", ">./lockstep report<"})
+  for (const char* const text : {"a server: it ends &lt;early&gt;", ">--flag alone, as #7. More.<",
+                                 ">9.8.7<", ">2026-01-02<", ">./lockstep report<"})
     EXPECT_NE(index.find(text), std::string::npos) << text;
   EXPECT_LT(index.find("id=\"bugs\""), index.find("id=\"traces\""));
   found.write("b_bug.md", "# a server: another\n\n**What happens.** Nothing.\n");

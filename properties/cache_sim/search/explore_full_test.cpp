@@ -27,6 +27,14 @@ TEST_P(EveryDefect, isFoundAndShrunk) {
 INSTANTIATE_TEST_SUITE_P(Each, EveryDefect, testing::ValuesIn(testing_support::all_defects()),
                          [](const auto& info) { return test_name(info.param); });
 
+// The answer by which these traces show their defect takes more than a dozen lines; another finding
+// of the defect takes fewer.
+TEST(LongShrinks, endWithAnotherFindingOfTheDefect) {
+  testing_support::search_for("sglang-no-buffer:split-forgets-load", 8, 10000);
+  testing_support::search_for("vllm-align:frees-aborted-loads", 4, 10000);
+  testing_support::search_for("vllm-align:frees-aborted-loads", 10, 10000);
+}
+
 /// Defects that are what vLLM 0.33 does. Of a chunk that is cut to nothing for ever (the drafter's
 /// place) labels say nothing: who never runs is refused.
 std::vector<std::string> bugs_of_vllm() {
