@@ -28,7 +28,10 @@ TimeSummary summary_of(std::vector<Nanoseconds> times) {
     mean += time / count;
     rest += time % count;
   }
-  const auto at = [&](std::size_t percent) { return times[(times.size() - 1) * percent / 100]; };
+  // The least time that so many per cent of them do not exceed.
+  const auto at = [&](std::size_t percent) {
+    return times[(times.size() * percent + 99) / 100 - 1];
+  };
   return {.mean = mean + rest / count, .median = at(50), .p99 = at(99)};
 }
 
@@ -102,6 +105,7 @@ struct Requests {
     first = std::min(first, request.arrival);
     last = std::max(last, request.end);
     refused += request.finish == FinishReason::refused ? 1 : 0;
+    if (request.cached_tokens < 0) unserved_tokens += request.prompt_tokens;
     const std::int64_t hit = std::max<std::int64_t>(request.cached_tokens, 0);
     hits += hit > 0 ? 1 : 0;
     flops_saved += model_.prefill_flops(hit);
@@ -111,6 +115,7 @@ struct Requests {
   }
 
   std::int64_t count = 0, hits = 0, refused = 0, output_tokens = 0;
+  std::int64_t unserved_tokens = 0;  // of prompts that were never admitted
   double flops_saved = 0;
   Nanoseconds first = std::numeric_limits<Nanoseconds>::max(), last = 0;
   std::vector<Nanoseconds> ttft, e2e;
@@ -450,13 +455,13 @@ class Comparer {
     measures.flops_saved = requests.flops_saved;
     row.refused_requests = requests.refused;
     const SubjectTotals& totals = run.totals(0);
-    measures.input_tokens = totals.input_tokens;
+    measures.input_tokens = totals.input_tokens + requests.unserved_tokens;
     measures.hit_tokens = totals.hit_tokens;
     measures.evicted_tokens = totals.evicted_kv;
     measures.evicted_states = totals.evicted_states;
     row.preemptions = totals.preemptions;
     if (run.options().config.ranks > 1) row.idle_share = run.rank_time.idle_share();
-    if (!outcome.decisions) {
+    if (!requests.ttft.empty() && !outcome.decisions) {
       row.ttft = summary_of(std::move(requests.ttft));
       row.e2e = summary_of(std::move(requests.e2e));
       if (requests.last > requests.first)

@@ -526,6 +526,54 @@ TEST(Compare, meansOfLongTimesAreMeans) {
   EXPECT_LE(ttft->mean, ttft->p99);
 }
 
+// 99 of 100 requests are no slower; of two, that is the slower one.
+TEST(Compare, nearlyAllTimesAreWithinTheLastPercentile) {
+  for (const int requests : {1, 2, 50, 101}) {
+    const ScratchFolder folder;
+    const std::string workload = "sessions:seed=3,requests=" + std::to_string(requests);
+    ASSERT_EQ(run_program({"replay", workload, "--subject", "radix", "--model", "qwen3-next",
+                           "--json", folder.path("run.json")})
+                  .status,
+              kExitPass);
+    std::vector<Nanoseconds> times;
+    const Json run = Json::parse(read_text(folder.path("run.json")));
+    for (const Json& request : run["requests"])
+      times.push_back(request["ttft_ns"].get<Nanoseconds>());
+    const TimeSummary ttft = *compared(workload, {"radix"}).policies[0].ttft;
+    const auto beyond = [&](Nanoseconds time) {
+      return std::count_if(times.begin(), times.end(), [&](auto one) { return one > time; });
+    };
+    EXPECT_LE(beyond(ttft.p99) * 100, requests);
+    EXPECT_GT(beyond(ttft.p99 - 1) * 100, requests) << "no less is enough";
+    EXPECT_LE(beyond(ttft.median) * 2, requests);
+  }
+}
+
+// A policy that serves the short prompts alone has not reused more: the bound holds for it, too.
+TEST(Compare, whatIsRefusedCountsAsMissed) {
+  const ScratchFolder folder;
+  std::string lines;
+  for (int i = 0; i < 6; ++i)
+    lines += R"({"timestamp":)" + std::to_string(i * 1000) +
+             R"(,"input_length":1024,"output_length":2,"hash_ids":[1,2]})"
+             "\n";
+  lines += R"({"timestamp":9000,"input_length":102400,"output_length":2,"hash_ids":[)";
+  for (int id = 100; id < 300; ++id) lines += (id == 100 ? "" : ",") + std::to_string(id);
+  const std::string file = folder.write("long.jsonl", lines + "]}\n");
+  const Comparison comparison =
+      compared(file, {"kv-bound", "radix", "radix@kv_tokens=100"}, {}, "kv_tokens=43690");
+  const ComparedPolicy& bound = comparison.policies[0];
+  const ComparedPolicy& small = comparison.policies[1];
+  EXPECT_EQ(small.refused_requests, 1);
+  EXPECT_EQ(small.measures.input_tokens, bound.measures.input_tokens);
+  EXPECT_LE(small.measures.hit_tokens, bound.measures.hit_tokens);
+  EXPECT_FALSE(comparison.policies[2].ttft) << "no request has a first token";
+  const ProgramRun run =
+      run_program({"compare", file, "--policies", "radix", "--config", "kv_tokens=43690"});
+  EXPECT_NE(run.out.find("radix refuses 1 of 7 requests"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("it is short;"), std::string::npos) << run.out;
+}
+
 // Work whose products do not fit 64 bits costs the time that it costs in floating point.
 TEST(ModelStepCosts, areExactForLongPrompts) {
   const Model& model = **find_model(kDefaultModel);
