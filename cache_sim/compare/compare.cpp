@@ -48,26 +48,47 @@ std::vector<std::string> words_of(std::string_view list) {
 
 // --- Policies behind the scheduler ---------------------------------------------------------------
 
-/// A K=V,… list without the fields named. Their text goes to `taken`.
-std::string without(std::string_view list, std::initializer_list<std::string_view> fields,
-                    std::string* taken = nullptr) {
-  std::string rest;
-  for (const std::string& word : words_of(list)) {
-    const bool is_one = std::any_of(fields.begin(), fields.end(), [&](std::string_view field) {
-      return word.substr(0, word.find('=')) == field;
-    });
-    std::string* const to = is_one ? taken : &rest;
-    if (to != nullptr) *to += (to->empty() ? "" : ",") + word;
-  }
-  return rest;
+std::string_view field_of(std::string_view setting) {
+  return setting.substr(0, setting.find('='));
+}
+
+/// The settings of a list K=V,…. A value may hold commas.
+std::vector<std::string> settings_in(std::string_view list) {
+  std::vector<std::string> settings;
+  for (std::string& word : words_of(list))
+    if (settings.empty() || word.find('=') != std::string::npos)
+      settings.push_back(std::move(word));
+    else
+      settings.back() += "," + word;
+  return settings;
 }
 
 /// The fields that the lists K=V,… set.
 ConfigFields fields_of(std::initializer_list<std::string_view> lists) {
   ConfigFields fields;
   for (const std::string_view list : lists)
-    for (const std::string& word : words_of(list)) fields.add(word.substr(0, word.find('=')));
+    for (const std::string& setting : settings_in(list)) fields.add(field_of(setting));
   return fields;
+}
+
+/// A K=V,… list without the fields named. Their text goes to `taken`.
+std::string without(std::string_view list, const ConfigFields& fields,
+                    std::string* taken = nullptr) {
+  std::string rest;
+  for (const std::string& setting : settings_in(list)) {
+    std::string* const to = fields.contains(field_of(setting)) ? taken : &rest;
+    if (to != nullptr) *to += (to->empty() ? "" : ",") + setting;
+  }
+  return rest;
+}
+
+/// One list of lists K=V,…: a field that an earlier one sets is that one's.
+std::string joined(std::initializer_list<std::string_view> lists) {
+  std::string all;
+  for (const std::string_view list : lists)
+    if (const std::string more = without(list, fields_of({all})); !more.empty())
+      all += (all.empty() ? "" : ",") + more;
+  return all;
 }
 
 /// A policy by the word `NAME@K=V@K=V`: a registered policy and config fields of its own, as
@@ -154,20 +175,42 @@ class Comparer {
     if (!request_.cost.starts_with(kMeasured))
       return fail(fmt::format("--cost: `{}` is neither `{}` nor `{}CARD`", request_.cost,
                               kModelCost, kMeasured));
-    if (has_step_time()) return fail("--cost: step_time= of --config says what a step takes");
     return MeasuredLayers::read(model_, request_.cost.substr(kMeasured.size()), request_.evidence)
         .map([&](MeasuredLayers layers) {
           measured_ = std::make_shared<const MeasuredLayers>(std::move(layers));
         });
   }
 
-  bool has_step_time() const { return config_.step_time != Config{}.step_time; }
+  /// The config of a policy: --config, and over it the policy's own settings.
+  Result<Config> config_of(const std::string& name) const {
+    Config config = config_;
+    const std::string own = without(NamedPolicy::of(name).settings, {kHostShare, "alpha"});
+    if (const Result<void> set = config.set_all(own); !set)
+      return fail(fmt::format("policy {}: {}", name, set.error().text));
+    return config;
+  }
+
+  /// An error where two options say the same of a policy.
+  Result<void> expect_one_answer(const std::string& name) const {
+    const ConfigFields set = fields_of({request_.config, NamedPolicy::of(name).settings});
+    const auto both = [&](std::string_view field, std::string_view option) {
+      return fail(
+          fmt::format("{}: {}= of --config or policy {} says the same", option, field, name));
+    };
+    if (request_.cost != kModelCost && set.contains("step_time"))
+      return both("step_time", "--cost");
+    if (request_.capacities.empty()) return {};
+    for (const char* const pool : {"kv_tokens", "state_slots", "blocks", "pool_bytes"})
+      if (set.contains(pool)) return both(pool, "--capacity");
+    return {};
+  }
 
   /// Makes a row for each policy at each of its capacities, in the order of the request.
   Result<void> plan() {
     if (request_.hosts.size() > 1 && request_.capacities.size() > 1)
       return fail("--host: several sizes go with one --capacity");
     for (const std::string& name : request_.policies) {
+      if (const Result<void> one = expect_one_answer(name); !one) return one;
       const Result<std::optional<FoundIdeal>> ideal = find_ideal(name);
       if (!ideal) return tl::unexpected(ideal.error());
       if (*ideal && !(*ideal)->entry->has_capacity) {
@@ -183,7 +226,8 @@ class Comparer {
         return fail(fmt::format("model {} has no recurrent state, which policy {} is about",
                                 model_.name, name));
       if (request_.capacities.empty()) {
-        Result<void> added = add(counted_row(name, policy), policy);
+        Result<void> added = config_of(name).and_then(
+            [&](const Config& config) { return add(counted_row(name, policy, config), policy); });
         if (!added) return added;
       }
       for (const auto& capacity : request_.capacities) {
@@ -259,19 +303,20 @@ class Comparer {
     return {policy, model_, bytes, config_.page, std::move(fixed)};
   }
 
-  /// A row whose pools are those of the config.
-  ComparedPolicy counted_row(const std::string& name, const PolicyEntry* policy) const {
-    ComparedPolicy row{.policy = name, .kv_tokens = config_.kv_tokens};
+  /// A row whose pools are those of its config.
+  ComparedPolicy counted_row(const std::string& name, const PolicyEntry* policy,
+                             const Config& config) const {
+    ComparedPolicy row{.policy = name, .kv_tokens = config.kv_tokens};
     row.scheduled = policy != nullptr;
     row.tells_contents = policy == nullptr || !has_blocks(*policy);
     if (!row.tells_contents) {
-      const PoolLayout::Blocks blocks = pool_layout_of(*policy)->blocks(config_);
+      const PoolLayout::Blocks blocks = pool_layout_of(*policy)->blocks(config);
       row.kv_tokens = blocks.count * blocks.tokens;
     }
     row.capacity = row.kv_tokens * model_.token_bytes;
     if (!row.tells_contents) return row;
     if (policy == nullptr || !policy->has_states) return row;
-    row.state_slots = config_.state_slots;
+    row.state_slots = config.state_slots;
     *row.capacity += row.state_slots * model_.state_bytes;
     return row;
   }
@@ -286,8 +331,10 @@ class Comparer {
       if (policy == nullptr) return row;
       return fail(fmt::format("policy {} has pools of a fixed size, not of capacity inf", name));
     }
+    const Result<Config> config = config_of(name);
+    if (!config) return tl::unexpected(config.error());
     const PoolLayout* const layout = policy == nullptr ? nullptr : pool_layout_of(*policy);
-    const Result<void> divided = layout == nullptr ? divide_slots(name, policy, row)
+    const Result<void> divided = layout == nullptr ? divide_slots(*config, policy, row)
                                                    : divide_as(*layout, name, *policy, row);
     if (!divided) return fail(fmt::format("policy {}: {}", name, divided.error().text));
     return row;
@@ -318,25 +365,20 @@ class Comparer {
   }
 
   /// Divides the capacity of a row into KV slots and state slots.
-  Result<void> divide_slots(const std::string& name, const PolicyEntry* policy,
+  Result<void> divide_slots(const Config& config, const PolicyEntry* policy,
                             ComparedPolicy& row) const {
     const auto refuse = [&](std::string_view what) {
       return fail(fmt::format("{} bytes have no room for one {} of model {}", *row.capacity, what,
                               model_.name));
     };
     std::int64_t share = 0;
-    if (has_two_pools(policy)) {
-      Config own = config_;
-      std::string share_of_its_own;
-      without(NamedPolicy::of(name).settings, {"state_share"}, &share_of_its_own);
-      if (Result<void> set = own.set_all(share_of_its_own); !set) return set;
-      share = own.state_share == 0 ? kDefaultStateShare : own.state_share;
-    }
+    if (has_two_pools(policy))
+      share = config.state_share == 0 ? kDefaultStateShare : config.state_share;
     const Slots slots = divided(*row.capacity, share);
     row.state_slots = slots.states;
     if (share != 0 && row.state_slots == 0) return refuse("state");
     row.kv_tokens = slots.kv;
-    row.kv_tokens -= row.kv_tokens % config_.page;
+    row.kv_tokens -= row.kv_tokens % config.page;
     if (row.kv_tokens == 0) return refuse("page of KV");
     return {};
   }
@@ -405,7 +447,6 @@ class Comparer {
     replayed.file = request_.workload;
     replayed.subjects = {std::string(policy.name)};
     replayed.check = CheckLevel::off;
-    replayed.config = without(request_.config, {"state_share", "kv_tokens", "state_slots"});
     std::string own = has_two_pools(&policy) ? without(settings, {"state_share"}) : settings;
     std::string host;
     if (row.host_bytes) {
@@ -414,10 +455,11 @@ class Comparer {
       host = layout == nullptr ? host_tier_fields(row.host->kv_tokens, row.host->state_slots)
                                : host_of(*layout, policy, own, row)->fields;
     }
-    for (const std::string& more : {pools_of(row, policy), host, own})
-      if (!more.empty()) replayed.config += (replayed.config.empty() ? "" : ",") + more;
+    replayed.config =
+        joined({own, without(request_.config, {"state_share", "kv_tokens", "state_slots"}), host,
+                pools_of(row, policy)});
     replayed.limit = request_.limit;
-    if (!has_step_time()) replayed.model = std::string(model_.name);
+    replayed.model = std::string(model_.name);
     if (measured_ != nullptr)
       replayed.cost = [&] {
         return std::make_unique<MeasuredStepCost>(model_, measured_, row.cost_parts);

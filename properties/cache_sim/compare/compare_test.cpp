@@ -307,6 +307,35 @@ TEST(Compare, bytesBecomeVllmsBlocks) {
   EXPECT_EQ(nemotron->policies[0].blocks, capacity / (std::int64_t{1040} * 4096 * 4));
 }
 
+// A field means the same in --config and behind a policy's name, also one that a capacity would
+// decide otherwise.
+TEST(Compare, theConfigAndAPolicysNameSayTheSame) {
+  const auto of = [](const std::string& policy, const std::string& config,
+                     std::optional<std::int64_t> capacity = {}) {
+    const std::vector<std::optional<std::int64_t>> capacities(capacity ? 1 : 0, capacity);
+    return compared("sessions:requests=60,fork_every=4", {policy}, capacities, config).policies[0];
+  };
+  const std::int64_t bytes = std::int64_t{2} << 30;
+  const ComparedPolicy coarse = of("vllm-align", "", bytes);
+  const ComparedPolicy fine = of("vllm-align@hash_block=16", "", bytes);
+  EXPECT_GT(fine.measures.hit_tokens, coarse.measures.hit_tokens);
+  EXPECT_EQ(of("vllm-align", "hash_block=16", bytes).measures.hit_tokens, fine.measures.hit_tokens);
+  const ComparedPolicy own = of("sglang-no-buffer@kv_tokens=9000@state_slots=20", "");
+  const ComparedPolicy all = of("sglang-no-buffer", "kv_tokens=9000,state_slots=20");
+  EXPECT_EQ(own.kv_tokens, 9000);
+  EXPECT_EQ(own.state_slots, 20);
+  EXPECT_EQ(own.capacity, all.capacity);
+  EXPECT_EQ(own.measures.evicted_tokens, all.measures.evicted_tokens);
+  EXPECT_EQ(of("vllm-align@blocks=100", "").capacity, of("vllm-align", "blocks=100").capacity);
+  // A step takes the time that is given, be it the default.
+  const Nanoseconds modelled = of("radix", "", bytes).ttft->mean;
+  for (const char* const time : {"step_time=1ms", "step_time=2ms"}) {
+    EXPECT_LT(of("radix", time, bytes).ttft->mean, modelled) << time;
+    EXPECT_EQ(of("radix", time, bytes).ttft->mean,
+              of("radix@" + std::string(time), "", bytes).ttft->mean);
+  }
+}
+
 // A policy with config fields of its own; `best` is the best of all alphas.
 TEST(Compare, marconiWithTheBestAlphaSavesMost) {
   const Comparison comparison =
@@ -614,6 +643,10 @@ TEST(Compare, badWordsAreRefusedByName) {
       {{"sessions", "--policies", "vllm-align", "--capacity", "8GiB", "--config",
         "groups=attention:16,mamba:16"},
        "the model decides the fields block and groups"},
+      {{"sessions", "--policies", "radix@kv_tokens=64", "--capacity", "8GiB"},
+       "--capacity: kv_tokens= of --config or policy radix@kv_tokens=64 says the same"},
+      {{"sessions", "--policies", "vllm-align", "--capacity", "8GiB", "--config", "blocks=9"},
+       "--capacity: blocks="},
       {{"sessions", "--policies", "lru", "--model", "gpt"}, "there is no model `gpt`"},
       {{"sessions", "--policies", "sglang-no-buffer", "--model", "deepseek-v3"}, "no recurrent"},
       {{"sessions", "--policies", "lru", "--config", "kv=3"}, "config has no field `kv`"},
