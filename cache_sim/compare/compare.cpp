@@ -448,16 +448,16 @@ class Comparer {
     replayed.subjects = {std::string(policy.name)};
     replayed.check = CheckLevel::off;
     std::string own = has_two_pools(&policy) ? without(settings, {"state_share"}) : settings;
+    const PoolLayout* const layout = pool_layout_of(policy);
     std::string host;
     if (row.host_bytes) {
       own = without(own, {kHostShare});
-      const PoolLayout* const layout = pool_layout_of(policy);
       host = layout == nullptr ? host_tier_fields(row.host->kv_tokens, row.host->state_slots)
                                : host_of(*layout, policy, own, row)->fields;
     }
     replayed.config =
         joined({own, without(request_.config, {"state_share", "kv_tokens", "state_slots"}), host,
-                pools_of(row, policy)});
+                pools_of(row, policy), layout == nullptr ? "" : layout->scheduler});
     replayed.limit = request_.limit;
     replayed.model = std::string(model_.name);
     if (measured_ != nullptr)

@@ -336,6 +336,21 @@ TEST(Compare, theConfigAndAPolicysNameSayTheSame) {
   }
 }
 
+// vLLM cuts chunks to whole blocks of states; its scheduler goes on with the rest, so that all
+// tokens are computed and take their memory.
+TEST(Compare, vllmsPoliciesAreServedByVllmsScheduler) {
+  const Comparison comparison =
+      compared("sessions:requests=60,output=1500",
+               {"vllm-align", "vllm-align@scheduler=vllm", "vllm-align@scheduler=vllm:priority"},
+               {std::int64_t{4} << 30});
+  const ComparedPolicy& row = comparison.policies[0];
+  EXPECT_GT(row.preemptions, 0) << "outputs are long";
+  for (const std::size_t named : {1u, 2u}) {
+    EXPECT_EQ(row.measures.hit_tokens, comparison.policies[named].measures.hit_tokens);
+    EXPECT_EQ(row.ttft->mean, comparison.policies[named].ttft->mean);
+  }
+}
+
 // A policy with config fields of its own; `best` is the best of all alphas.
 TEST(Compare, marconiWithTheBestAlphaSavesMost) {
   const Comparison comparison =
