@@ -607,6 +607,8 @@ Result<std::optional<std::int64_t>> parse_capacity(std::string_view option, std:
     }
   const Result<std::int64_t> count =
       parse_integer(digits, 1, std::numeric_limits<std::int64_t>::max() >> shift);
+  if (!count && !digits.empty() && digits.find_first_not_of("0123456789") == digits.npos)
+    return fail(fmt::format("{}: `{}`: {}", option, text.substr(0, 60), count.error().text));
   if (!count) {
     std::vector<std::string> in_units;  // the number of the text, with each unit
     in_units.reserve(kUnits.size());

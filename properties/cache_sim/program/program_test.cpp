@@ -357,6 +357,10 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
             "lockstep: lockstep explore: --seed: `x` is not a whole number");
   EXPECT_EQ(complaint({"explore", "--seed", "-1"}),
             "lockstep: lockstep explore: --seed: `-1` is not a whole number");
+  EXPECT_EQ(complaint({"explore", "--seed", "18446744073709551616"}),
+            "lockstep: lockstep explore: --seed: `18446744073709551616` does not fit 64 bits");
+  EXPECT_EQ(complaint({"explore", "--json", "-"}),
+            "lockstep: lockstep explore: --json: `-` names no file, but /dev/stdout is one");
   EXPECT_EQ(complaint({"explore", "--subject", "sglang-nobuffer"}),
             "lockstep: there is no policy `sglang-nobuffer` to explore, but `sglang-no-buffer` is "
             "one\n");
