@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 
+#include "cache_sim/base/settings.hpp"
 #include "cache_sim/compare/state_ledger.hpp"
 #include "cache_sim/model/pool_layout.hpp"
 #include "cache_sim/replay/replay.hpp"
@@ -47,49 +48,6 @@ std::vector<std::string> words_of(std::string_view list) {
 }
 
 // --- Policies behind the scheduler ---------------------------------------------------------------
-
-std::string_view field_of(std::string_view setting) {
-  return setting.substr(0, setting.find('='));
-}
-
-/// The settings of a list K=V,…. A value may hold commas.
-std::vector<std::string> settings_in(std::string_view list) {
-  std::vector<std::string> settings;
-  for (std::string& word : words_of(list))
-    if (settings.empty() || word.find('=') != std::string::npos)
-      settings.push_back(std::move(word));
-    else
-      settings.back() += "," + word;
-  return settings;
-}
-
-/// The fields that the lists K=V,… set.
-ConfigFields fields_of(std::initializer_list<std::string_view> lists) {
-  ConfigFields fields;
-  for (const std::string_view list : lists)
-    for (const std::string& setting : settings_in(list)) fields.add(field_of(setting));
-  return fields;
-}
-
-/// A K=V,… list without the fields named. Their text goes to `taken`.
-std::string without(std::string_view list, const ConfigFields& fields,
-                    std::string* taken = nullptr) {
-  std::string rest;
-  for (const std::string& setting : settings_in(list)) {
-    std::string* const to = fields.contains(field_of(setting)) ? taken : &rest;
-    if (to != nullptr) *to += (to->empty() ? "" : ",") + setting;
-  }
-  return rest;
-}
-
-/// One list of lists K=V,…: a field that an earlier one sets is that one's.
-std::string joined(std::initializer_list<std::string_view> lists) {
-  std::string all;
-  for (const std::string_view list : lists)
-    if (const std::string more = without(list, fields_of({all})); !more.empty())
-      all += (all.empty() ? "" : ",") + more;
-  return all;
-}
 
 /// A policy by the word `NAME@K=V@K=V`: a registered policy and config fields of its own, as
 /// K=V,K=V.
@@ -184,7 +142,7 @@ class Comparer {
   /// The config of a policy: --config, and over it the policy's own settings.
   Result<Config> config_of(const std::string& name) const {
     Config config = config_;
-    const std::string own = without(NamedPolicy::of(name).settings, {kHostShare, "alpha"});
+    const std::string own = settings_without(NamedPolicy::of(name).settings, {kHostShare, "alpha"});
     if (const Result<void> set = config.set_all(own); !set)
       return fail(fmt::format("policy {}: {}", name, set.error().text));
     return config;
@@ -246,6 +204,8 @@ class Comparer {
     const bool takes = policy != nullptr && takes_host_tier(policy->config_fields) &&
                        !takes_host_tier(fields_of({request_.config, own}));
     if (!takes || request_.hosts.empty()) {
+      if (fields_of({own}).contains(kHostShare))
+        return fail(fmt::format("policy {}: host_share= divides what --host gives", row.policy));
       rows_.push_back(std::move(row));
       return {};
     }
@@ -261,7 +221,7 @@ class Comparer {
   Result<void> divide_host(ComparedPolicy& row) const {
     std::string text;
     const NamedPolicy policy = NamedPolicy::of(row.policy);
-    const std::string own = without(policy.settings, {kHostShare}, &text);
+    const std::string own = settings_without(policy.settings, {kHostShare}, &text);
     if (const PoolLayout* const layout = pool_layout_of(*policy.entry)) {
       if (!text.empty())
         return fail(
@@ -447,17 +407,18 @@ class Comparer {
     replayed.file = request_.workload;
     replayed.subjects = {std::string(policy.name)};
     replayed.check = CheckLevel::off;
-    std::string own = has_two_pools(&policy) ? without(settings, {"state_share"}) : settings;
+    std::string own =
+        has_two_pools(&policy) ? settings_without(settings, {"state_share"}) : settings;
     const PoolLayout* const layout = pool_layout_of(policy);
     std::string host;
     if (row.host_bytes) {
-      own = without(own, {kHostShare});
+      own = settings_without(own, {kHostShare});
       host = layout == nullptr ? host_tier_fields(row.host->kv_tokens, row.host->state_slots)
                                : host_of(*layout, policy, own, row)->fields;
     }
-    replayed.config =
-        joined({own, without(request_.config, {"state_share", "kv_tokens", "state_slots"}), host,
-                pools_of(row, policy), layout == nullptr ? "" : layout->scheduler});
+    replayed.config = joined_settings(
+        {own, settings_without(request_.config, {"state_share", "kv_tokens", "state_slots"}), host,
+         pools_of(row, policy), layout == nullptr ? "" : layout->scheduler});
     replayed.limit = request_.limit;
     replayed.model = std::string(model_.name);
     if (measured_ != nullptr)
