@@ -168,7 +168,7 @@ class Comparer {
     if (request_.hosts.size() > 1 && request_.capacities.size() > 1)
       return fail("--host: several sizes go with one --capacity");
     for (const std::string& name : request_.policies) {
-      if (const Result<void> one = expect_one_answer(name); !one) return one;
+      if (Result<void> one = expect_one_answer(name); !one) return one;
       const Result<std::optional<FoundIdeal>> ideal = find_ideal(name);
       if (!ideal) return tl::unexpected(ideal.error());
       if (*ideal && !(*ideal)->entry->has_capacity) {
