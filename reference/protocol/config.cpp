@@ -200,6 +200,7 @@ void Config::put(std::string_view option, std::string_view value) {
 Result<void> Config::set_all(std::string_view list, ConfigFields* named) {
   // Some values hold commas (graph_batches=4,8) or `=` (scheduler=NAME:option=3). So a value ends
   // at the last comma before the next `=`; a `=` without a comma before it belongs to the value.
+  ConfigFields given;
   while (!list.empty()) {
     const std::size_t equals = list.find('=');
     if (equals == std::string_view::npos || equals == 0)
@@ -211,10 +212,12 @@ Result<void> Config::set_all(std::string_view list, ConfigFields* named) {
       const std::size_t comma = list.rfind(',', next);
       if (comma != std::string_view::npos && comma > equals) end = comma;
     }
-    if (auto set_one = set(list.substr(0, equals), list.substr(equals + 1, end - equals - 1));
-        !set_one)
+    const std::string_view name = list.substr(0, equals);
+    if (auto set_one = set(name, list.substr(equals + 1, end - equals - 1)); !set_one)
       return set_one;
-    if (named != nullptr) named->add(list.substr(0, equals));
+    if (given.contains(name)) return fail(fmt::format("field {} stands twice", name));
+    given.add(name);
+    if (named != nullptr) named->add(name);
     list.remove_prefix(std::min(end + 1, list.size()));
   }
   return {};

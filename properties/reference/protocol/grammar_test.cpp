@@ -313,6 +313,7 @@ TEST(ConfigFields, areHeldToTheirRanges) {
                                  "ranks=0",
                                  "unknown=1",
                                  "kv_tokens=5,kv_tokens2=6",
+                                 "kv_tokens=5,kv_tokens=6",
                                  "kv_tokens=1,2"})
     EXPECT_FALSE(Config().set_all(list)) << list;
   EXPECT_TRUE(Config().set_all("")) << "no change";
