@@ -254,7 +254,7 @@ def _found(search: Search, subjects: Sequence[SubjectLike], ran: Ran, timeout: f
         f"replay   lockstep.replay({str(first.trace)!r}, {_name_of(subjects[-1])})",
         *(f"also     {other.kind}: {other.trace}" for other in search.findings[1:])])
     error = FindingError(_with_short_names(text, host), search.findings)
-    error.__cause__ = again.error or ran.error
+    error.__cause__ = again.error
     return error
 
 
