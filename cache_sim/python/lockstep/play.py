@@ -119,7 +119,7 @@ def explore(subject: SubjectLike, *, beside: SubjectLike | Sequence[SubjectLike]
             data = json.load(file)
     search = _search(data, moved, ran)
     if search.findings:
-        raise _found(search, subjects, ran, timeout)
+        raise _found(search, subjects, ran, check, timeout)
     return search
 
 
@@ -237,12 +237,13 @@ def _hang(ran: Ran) -> list[str]:
     return [f"it was here: {ran.hang}"] if ran.hang else []
 
 
-def _found(search: Search, subjects: Sequence[SubjectLike], ran: Ran, timeout: float) -> FindingError:
+def _found(search: Search, subjects: Sequence[SubjectLike], ran: Ran, check: str, timeout: float) -> FindingError:
     """The exception that a test shows. The shrunk trace is played once more, so that the printed output of the subject is
     that of the trace alone, and an exception keeps its traceback."""
     first = search.findings[0]
     host = Host()
-    words = ["replay", str(first.trace), "--timeout", _milliseconds(timeout), *_subject_words(host, subjects)]
+    words = ["replay", str(first.trace), "--check", check, "--timeout", _milliseconds(timeout),
+             *_subject_words(host, subjects)]
     again = host.run(words, timeout, quiet=False)
     lines = len(first.trace_text.splitlines())
     shrunk = f", shrunk to {lines}" if lines < first.lines_before else ""

@@ -305,6 +305,22 @@ class Explore(Scratch):
         lockstep.explore(Infinite, beside=LruCache, traces=10)
         lockstep.explore(Infinite, beside="oracle:radix", traces=40)  # which would run out of what nobody honours
 
+    def test_a_class_alone_is_given_the_fields_that_it_honours(self):
+        for honoured in ("page", "blocks"):
+            given = {"page": set(), "blocks": set()}
+
+            class Sized(Infinite):
+                honours = (honoured,)
+
+                def __init__(self, config):
+                    super().__init__(config)
+                    given["page"].add(config.page)
+                    given["blocks"].add(config.blocks)
+
+            lockstep.explore(Sized, traces=20)
+            for field, values in given.items():
+                self.assertEqual(len(values) > 1, field == honoured, f"{field} of a class that honours {honoured}")
+
     def test_a_planted_bug_is_found_shrunk_written_and_replayed(self):
         error = self.finding(WastefulLruCache)
         self.assertIsInstance(error, AssertionError)
