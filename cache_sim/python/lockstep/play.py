@@ -135,6 +135,8 @@ def replay(trace: PathLike, subject: SubjectLike, *, beside: SubjectLike | Seque
     __tracebackhide__ = True
     path = pathlib.Path(trace)
     files = sorted(path.glob("*.trace")) if path.is_dir() else [path]
+    if not files:
+        raise LockstepError(f"{path}: no .trace file is there")
     said = []
     for file in files:
         others = _several(beside) if beside is not None else _beside_in(file)
@@ -174,7 +176,7 @@ def _config_text(value: object) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{max(1, round(seconds * 1000))}ms"
+    return f"{round(seconds * 1000)}ms"
 
 
 def _name_of(subject: SubjectLike) -> str:

@@ -488,6 +488,11 @@ class Explore(Scratch):
             lockstep.explore(Infinite, config={"pages": 3}, traces=1)
         with self.assertRaisesRegex(lockstep.LockstepError, "nowhere.trace"):
             lockstep.replay(self.folder / "nowhere.trace", Infinite)
+        with self.assertRaisesRegex(lockstep.LockstepError, "no .trace file is there"):
+            lockstep.replay(self.folder, Infinite)
+        for below in ({"seconds": -1}, {"traces": 1, "timeout": -1}):
+            with self.assertRaisesRegex(lockstep.LockstepError, "--time"):
+                lockstep.explore(Infinite, **below)
 
     def test_a_long_text_is_cut_in_letters_that_the_program_prints(self):
         class Talks(Infinite):
