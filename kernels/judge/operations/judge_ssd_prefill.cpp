@@ -99,8 +99,8 @@ std::vector<CaseSpec> every_layout() {
     ragged.padding_rows = {3, 6};
     ragged.behind = 3;
     fresh.name = "fresh-rows" + suffix;
-    fresh.lengths = {70, 5, 64, 1, 1};
-    fresh.fresh_rows = {0, 2, 4};
+    fresh.lengths = {70, 5, 64, 1, 1, 0};
+    fresh.fresh_rows = {0, 2, 4, 5};
     fresh.z = true;
     boundaries.name = "boundaries" + suffix;
     boundaries.lengths = {130, 63, 64, 1};

@@ -389,6 +389,16 @@ TEST(Judge, aMistakeOfOneLayoutOrKindOfRowIsSeen) {
        "decode-strided",
        10,
        {"conv_state: slot 0 was written"}},
+      {"ssd_prefill",
+       "ssd_skips_empty_rows",
+       "fresh-rows",
+       11,
+       {"NaN or infinite; only rows without a token"}},
+      {"causal_conv1d",
+       "prompt_conv_skips_empty_rows",
+       "fresh-rows",
+       11,
+       {"NaN or infinite; only rows without a token"}},
   });
 }
 

@@ -37,6 +37,10 @@ TEST(Lines, thatAreMalformedAreRefused) {
   std::string many = "x";
   for (int i = 0; i < 65; ++i) many += " f" + std::to_string(i) + "=1";
   EXPECT_FALSE(parse_line(many));
+  EXPECT_EQ(parse_line("x a=\x01").error().text,
+            "column 5: the control character 1 cannot stand here");
+  EXPECT_EQ(parse_reply("n=1\x01", Verb::extend).error().text,
+            "column 4: the control character 1 cannot stand here");
 }
 
 // --- Operations ----------------------------------------------------------------------------------
