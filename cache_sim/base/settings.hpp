@@ -1,4 +1,4 @@
-// Lists K=V,… of config fields, the form of --config. A value may hold commas (graph_batches=4,8).
+// Lists K=V,… of config fields, the form of --config (take_setting()).
 #pragma once
 
 #include <initializer_list>

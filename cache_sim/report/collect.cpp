@@ -237,8 +237,7 @@ class Collector {
       PlannedRun numbered = planned;
       ReplayRequest& request = numbered.request;
       request.fidelity = options_.fidelity;
-      request.config = joined_settings({settings_without(request.config, {kModelField}),
-                                        fmt::format("{}={}", kModelField, model)});
+      request.config = joined_settings({fmt::format("{}={}", kModelField, model), request.config});
       const Result<ReplayOutcome> outcome = replay(request);
       if (!outcome) return tl::unexpected(outcome.error());
       ++numbered_count_;
