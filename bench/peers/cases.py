@@ -257,13 +257,13 @@ def gdn_net(B, dtype, H=GDN.H, HV=GDN.HV, T=1):
     return Case("gated_delta_net_verify", f"T={T} {name}", "gdn_net_verify", B, traffic, sets, reference)
 
 
-def mixer(B, dtype, H=SSU.H, P=SSU.P, G=SSU.G, T=1):
+def mixer(B, dtype, H=SSU.H, P=SSU.P, N=SSU.N, G=SSU.G, T=1):
     """A Mamba2 layer's step between its projections, or the verification of T tokens a row: projected
     [B T, H P + C + H], C = H P + 2 G N, of which z [B T, H, P], x [B T, C] and dt [B T, H] are parts, as in_proj
     leaves them; window [B T + 1, C, T + 2] with channels contiguous; state [B T + 1, H, P, N]; out [B T, H, P]. table
     [B, T] has one slot per token; column 0 also holds the window, and the state before the first token. Each set has
     weights of its own."""
-    N, inner, tokens = SSU.N, H * P, B * T
+    inner, tokens = H * P, B * T
     C = inner + 2 * G * N
 
     def make():
@@ -1017,12 +1017,14 @@ def net_cases(quick):
 
 def mixer_cases(quick):
     """(operation, key, maker) of whole Mamba2 layers' steps: Nemotron-3-Super at all batches, Nemotron-3-Nano-30B,
-    Nemotron-Nano-v2, a fourth of Nemotron-3-Super and groups of 16 heads of 128 channels at some; and its verifications."""
+    Nemotron-Nano-v2, a fourth of Nemotron-3-Super and groups of 16 heads of 128 channels at some, and its verifications;
+    steps of Falcon-H1-34B, a part of Nemotron-H-56B and Falcon-H1-Tiny."""
     shapes = [{"H": 64}, {"P": 80}, {"H": 32, "G": 2}, {"H": 32, "P": 128, "G": 2}]
+    steps = shapes + [{"H": 32, "P": 128, "N": 256, "G": 2}, {"H": 32, "N": 256, "G": 1}, {"H": 24, "P": 32, "N": 64, "G": 1}]
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         chosen = [(B, {}) for B in ((16, 64) if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256))]
-        chosen += [(B, shape) for shape in shapes for B in ((16,) if quick else (1, 16, 64))]
+        chosen += [(B, shape) for shape in steps for B in ((16,) if quick else (1, 16, 64))]
         for B, shape in chosen:
             found.append(("mamba2_mixer_decode", ("mixer", short(dtype), B, *shape.items()),
                           lambda B=B, d=dtype, s=shape: mixer(B, d, **s)))

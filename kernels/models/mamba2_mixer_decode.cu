@@ -35,37 +35,29 @@
 #include <cuda_pipeline_primitives.h>
 
 #include "kernels/base/hopper.cuh"
-#include "kernels/base/launch_note.hpp"
 #include "kernels/base/plain.cuh"
-#include "kernels/base/slots.cuh"
-#include "kernels/recurrent/state_rows.cuh"
+#include "kernels/models/verification.cuh"
 
 namespace lockstep::kernels {
 namespace {
 
 constexpr const char* kName = "mamba2_mixer_decode";
-constexpr int kColumns = 128;  ///< N
-constexpr int kTaps = 4;
-constexpr int kWindow = kTaps - 1;
-constexpr int kVec = 4;                         ///< neighbouring channels of a thread
-constexpr int kVectors = 2 * kColumns;          ///< channels of a group's B and C
-constexpr int kVectorPieces = kVectors / kVec;  ///< of kVec channels
+constexpr int kWindow = kHistory;
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kBlocksOfProcessor = 16 / kWarps;  ///< bounds the registers
 constexpr int kNormThreads = 128;                ///< of gated_rms_norm
-constexpr int kAtOnce = 2;        ///< pieces that a thread loads before it convolves the first
-constexpr int kStaticBytes = 64;  ///< of shared memory that the kernel declares, at most
-constexpr int kStagesMax = 4;     ///< tiles of states that a warp asks for ahead, at most
-constexpr int kFewRows = 4;       ///< up to so many rows it pays to ask L2 for all that a row reads
+constexpr int kAtOnce = 2;          ///< pieces that a thread loads before it convolves the first
+constexpr int kStaticBytes = 64;    ///< of shared memory that the kernel declares, at most
+constexpr int kStagesMax = 4;       ///< tiles of states that a warp asks for ahead, at most
 constexpr int kChannelsMax = 2048;  ///< of a group
 constexpr int kRows = 2;            ///< of a tile, in one lane
 
 /// kVec neighbouring numbers of bfloat16, in whole registers: the compiler keeps halves that are
 /// loaded under a condition in local memory.
-struct Channels {
+struct Quad {
   uint2 bits;
 
-  __device__ static Channels of(const float (&x)[kVec]) {
+  __device__ static Quad of(const float (&x)[kVec]) {
     return {{hopper::pack<Bf16>(x[0], x[1]), hopper::pack<Bf16>(x[2], x[3])}};
   }
   __device__ float operator[](int i) const {
@@ -74,12 +66,12 @@ struct Channels {
   }
 };
 template <Cached kCached>
-__device__ inline Channels load_channels(const Bf16* first) {
+__device__ inline Quad load_channels(const Bf16* first) {
   const auto* const from = reinterpret_cast<const uint2*>(first);
   return {kCached == Cached::streaming ? __ldcs(from) : *from};
 }
 template <Cached kCached>
-__device__ inline void store_channels(Bf16* first, const Channels& x) {
+__device__ inline void store_channels(Bf16* first, const Quad& x) {
   auto* const to = reinterpret_cast<uint2*>(first);
   if constexpr (kCached == Cached::streaming)
     __stcs(to, x.bits);
@@ -87,14 +79,14 @@ __device__ inline void store_channels(Bf16* first, const Channels& x) {
     *to = x.bits;
 }
 /// The same for numbers that lie `stride` apart, bit by bit.
-__device__ inline Channels load_apart(const Bf16* first, std::int64_t stride) {
+__device__ inline Quad load_apart(const Bf16* first, std::int64_t stride) {
   const auto pair = [&](int i) {
     return __bfloat16_as_ushort(first[i * stride]) |
            static_cast<unsigned>(__bfloat16_as_ushort(first[(i + 1) * stride])) << 16;
   };
   return {{pair(0), pair(2)}};
 }
-__device__ inline void store_apart(Bf16* first, std::int64_t stride, const Channels& x) {
+__device__ inline void store_apart(Bf16* first, std::int64_t stride, const Quad& x) {
 #pragma unroll
   for (int i = 0; i < kVec; ++i) {
     const unsigned pair = i < 2 ? x.bits.x : x.bits.y;
@@ -113,8 +105,8 @@ struct Weights {
   explicit Weights(const MixedView<1>& numbers)
       : view(numbers),
         packed(numbers && numbers.format == Format::bf16 && numbers.strides[0] == 1 &&
-               reinterpret_cast<std::uintptr_t>(numbers.data) % sizeof(Channels) == 0) {}
-  __device__ Channels load_packed(int first) const {
+               reinterpret_cast<std::uintptr_t>(numbers.data) % sizeof(Quad) == 0) {}
+  __device__ Quad load_packed(int first) const {
     return load_channels<Cached::yes>(static_cast<const Bf16*>(view.data) + first);
   }
   __device__ void load(float (&x)[kVec], int first) const {
@@ -152,7 +144,8 @@ struct MixerParameters {
 /// Shared memory of a block, in this order and each at a multiple of 16 bytes: each warp's stages
 /// of states; gated channels of the group, float32; three numbers of each head; the convolved B and
 /// C, [2, N]; the block's convolved x, and z; with several blocks, the new windows of B and C,
-/// [3, 2 N]; and the warps' barriers.
+/// [3, 2 N]; and the warps' barriers. kVectors: 2 N, channels of a group's B and C.
+template <int kVectors>
 struct MixerMemory {
   char* stages;
   float *gated, *steps, *decays, *skips;
@@ -175,25 +168,10 @@ struct MixerMemory {
   static int bytes(int stages, int tile_bytes, int channels, int heads, int parts) {
     const int numbers = channels + 3 * rounded_up(heads);
     const int halves = kVectors + 2 * channels / parts + (parts > 1 ? kWindow * kVectors : 0);
-    return kWarps * stages * (tile_bytes + 8) + 4 * numbers + 2 * halves;
+    return kWarps * (stages * tile_bytes + 8 * kStagesMax) + 4 * numbers + 2 * halves;
   }
 };
 
-/// Arrives at the cluster's barrier: what the thread has read and written is ordered before what
-/// others do after their wait. Every thread of the cluster calls both. Lanes that diverged before
-/// meet first, since the instructions are for whole warps.
-__device__ inline void arrive_at_cluster() {
-  __syncwarp();
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_cluster() {
-  __syncwarp();
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
 /// Writes four numbers to the place `place` of this block's shared memory in block `rank` of the
 /// cluster.
 __device__ inline void store_in_block(const float* place, const float (&v)[kVec], int rank) {
@@ -207,11 +185,6 @@ __device__ inline void store_in_block(const float* place, const float (&v)[kVec]
 #endif
 }
 
-/// silu as the convolution's own launch computes it for results of 16 bits.
-__device__ inline float activated_channel(float x) {
-  return __fdividef(x, 1.0f + __expf(-x));
-}
-
 /// Convolves channels for the step of one row. kWide: x, windows, weights and bias are read kVec
 /// channels at a time.
 template <class S, bool kWide>
@@ -222,12 +195,12 @@ struct MixerConvolution {
   /// Inputs of kVec neighbouring channels, with their loads under way; the weights are there where
   /// kWide.
   struct Raw {
-    Channels x, old[kWindow], bias;
-    Channels weight[kVec];  ///< of a channel each: it has as many taps
+    Quad x, old[kWindow], bias;
+    Quad weight[kVec];  ///< of a channel each: it has as many taps
   };
   static_assert(kTaps == kVec);
 
-  __device__ static Channels load(const Bf16* first, std::int64_t stride) {
+  __device__ static Quad load(const Bf16* first, std::int64_t stride) {
     if constexpr (kWide)
       return load_channels<Cached::streaming>(first);
     else
@@ -237,7 +210,7 @@ struct MixerConvolution {
     return p.conv_state.data_handle() + slot * p.conv_state.stride(0) + d * p.conv_state.stride(1) +
            column * p.conv_state.stride(2);
   }
-  __device__ void store_window(int d, int column, const Channels& pack) const {
+  __device__ void store_window(int d, int column, const Quad& pack) const {
     Bf16* const first = window(d, column);
     if constexpr (kWide)
       store_channels<Cached::streaming>(first, pack);
@@ -269,7 +242,7 @@ struct MixerConvolution {
   __device__ float weight(int d, int i, int k, const Raw& raw) const {
     return kWide ? raw.weight[i][k] : at(p.conv_weight, d + i, k);
   }
-  __device__ Channels run(int d, const Raw& raw) const {
+  __device__ Quad run(int d, const Raw& raw) const {
     float y[kVec];
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
@@ -277,27 +250,33 @@ struct MixerConvolution {
 #pragma unroll
       for (int k = 0; k < kTaps; ++k)
         sum = fmaf(weight(d, i, k, raw), k < kWindow ? raw.old[k][i] : raw.x[i], sum);
-      y[i] = activated_channel(sum);
+      y[i] = LayerConvolution::activated(sum);
     }
-    return Channels::of(y);
+    return Quad::of(y);
   }
   /// Column c of the new window, oldest to newest.
-  __device__ static const Channels& column(const Raw& raw, int c) {
+  __device__ static const Quad& column(const Raw& raw, int c) {
     return c + 1 < kWindow ? raw.old[c + 1] : raw.x;
   }
 };
 
-/// One block's work.
-template <class S>
+/// One block's work. kColumns: N. A row's lanes are those of launch_rows() in
+/// selective_state_update.cu.
+template <class S, int kColumns>
 struct MixerBlock {
-  using Layout = FastRows<S, kColumns>;
+  static constexpr int kVectors = 2 * kColumns;          ///< channels of a group's B and C
+  static constexpr int kVectorPieces = kVectors / kVec;  ///< of kVec channels
+  static constexpr int kPack = 16 / static_cast<int>(sizeof(S));
+  static constexpr int kLanes = std::max(kColumns / 16, sizeof(S) == 4 ? 8 : 4);
+  using Layout = RowLayout<kLanes, kPack, kColumns / (kLanes * kPack), false>;
+  using Memory = MixerMemory<kVectors>;
   template <bool kWide>
   using Convolution = MixerConvolution<S, kWide>;
   static constexpr int kTileRows = kRows * Layout::kRowsPerWarp;
   static constexpr int kTileBytes = kTileRows * kColumns * static_cast<int>(sizeof(S));
 
   const MixerParameters<S>& p;
-  MixerMemory shared;
+  Memory shared;
   int n, group, part, parts;
   int own_channels;  ///< of this block
 
@@ -426,7 +405,7 @@ struct MixerBlock {
     return shared.stages + (warp() * p.stages + i) * kTileBytes;
   }
   __device__ std::uint32_t barrier(int i) const {
-    return hopper::shared_address(shared.barriers + warp() * p.stages + i);
+    return hopper::shared_address(shared.barriers + warp() * kStagesMax + i);
   }
   /// Asks for tile i of the block, if there is one, into stage `to`. One lane of the warp calls it.
   __device__ void ask_for_tile(const S* states, int i, int to) const {
@@ -437,7 +416,8 @@ struct MixerBlock {
   }
   /// Makes the warp's barriers and asks for its first tiles. One lane of the warp calls it.
   __device__ void ask_for_first_tiles(const S* states) const {
-    for (int i = 0; i < p.stages; ++i) hopper::barrier_init(barrier(i), 1);
+    // As many as there may be, so that none is made under a condition.
+    for (int i = 0; i < kStagesMax; ++i) hopper::barrier_init(barrier(i), 1);
     hopper::publish_barriers();
     for (int i = 0; i < p.stages; ++i) ask_for_tile(states, i * kWarps + warp(), i);
   }
@@ -499,7 +479,7 @@ struct MixerBlock {
       const Bf16* const from = p.z + n * p.z_stride + first_of_all() + k * kVec;
       Bf16* const to = shared.gates + k * kVec;
       if (p.wide_rows)
-        __pipeline_memcpy_async(to, from, sizeof(Channels));
+        __pipeline_memcpy_async(to, from, sizeof(Quad));
       else
         for (int i = 0; i < kVec; ++i) to[i] = from[i];
     });
@@ -516,7 +496,7 @@ struct MixerBlock {
   __device__ void gate() const {
     __pipeline_wait_prior(0);
     each_piece([&](int, int k) {
-      const Channels z = load_channels<Cached::yes>(shared.gates + k * kVec);
+      const Quad z = load_channels<Cached::yes>(shared.gates + k * kVec);
       float* const place = shared.gated + first() + k * kVec;
       float y[kVec];
       load_pack<Cached::yes>(y, place);
@@ -590,17 +570,17 @@ struct MixerBlock {
   }
 };
 
-template <class S>
+template <class S, int kColumns>
 __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor)
     mixer_kernel(const __grid_constant__ MixerParameters<S> p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char memory[];
-  using Block = MixerBlock<S>;
+  using Block = MixerBlock<S, kColumns>;
   const auto parts = static_cast<int>(gridDim.x);
   const int own_channels = p.channels / parts;
   const Block block{.p = p,
-                    .shared = MixerMemory(memory, kWarps * p.stages * Block::kTileBytes, p.channels,
-                                          p.heads, own_channels),
+                    .shared = typename Block::Memory(memory, kWarps * p.stages * Block::kTileBytes,
+                                                     p.channels, p.heads, own_channels),
                     .n = static_cast<int>(blockIdx.z),
                     .group = static_cast<int>(blockIdx.y),
                     .part = static_cast<int>(blockIdx.x),
@@ -633,68 +613,36 @@ Division chosen_division(std::int64_t items, int processors) {
   return {1, items <= processors ? 1 : kBlocksOfProcessor};
 }
 
-const char* name_of_parts(int parts) {
-  switch (parts) {
-    case 1: return "whole";
-    case 2: return "halves";
-    case 4: return "quarters";
-    case 8: return "eighths";
-    default: return "sixteenths";
-  }
-}
-
-int attribute_of_device(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  check_cuda(cudaGetDevice(&device), kName);
-  check_cuda(cudaDeviceGetAttribute(&value, attribute, device), kName);
-  return value;
-}
-
-template <class S>
+template <class S, int kColumns>
 void launch_mixer(MixerParameters<S>& p, int asked_parts, cudaStream_t stream) {
-  constexpr auto* kKernel = mixer_kernel<S>;
-  using Block = MixerBlock<S>;
-  const int processors = attribute_of_device(cudaDevAttrMultiProcessorCount);
+  using Block = MixerBlock<S, kColumns>;
+  const int processors = attribute_of_device(kName, cudaDevAttrMultiProcessorCount);
   Division division = chosen_division(std::int64_t{p.rows.rows} * p.groups, processors);
   if (asked_parts > 0) division.parts = asked_parts;
   while (p.channels % (division.parts * Block::kTileRows) != 0) division.parts /= 2;
   const int parts = division.parts, tiles = p.channels / parts / Block::kTileRows;
   // A block takes a KiB more than it asks for. What it takes beyond its needs keeps others away.
-  const int memory = attribute_of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  const int memory = attribute_of_device(kName, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   const int most = memory / kBlocksOfProcessor - 1024;
   const int least = division.blocks < kBlocksOfProcessor ? memory / (division.blocks + 1) : 0;
   const auto bytes_with = [&](int stages) {
-    return MixerMemory::bytes(stages, Block::kTileBytes, p.channels, p.heads, parts);
+    return Block::Memory::bytes(stages, Block::kTileBytes, p.channels, p.heads, parts);
   };
   p.stages = std::min(kStagesMax, (tiles + kWarps - 1) / kWarps);
   while (p.stages > 1 && bytes_with(p.stages) + kStaticBytes > most) --p.stages;
-  const int bytes = std::max(bytes_with(p.stages), least);
-  check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-             kName);
-  if (parts > 8)  // the most that every device with clusters has
-    check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-               kName);
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(parts), 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(parts), static_cast<unsigned>(p.groups),
-                        static_cast<unsigned>(p.rows.rows));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
   last_launch = {name_of_parts(parts), kRows, kWarps};
-  check_cuda(cudaLaunchKernelEx(&config, kKernel, p), kName);
+  launch_in_clusters(kName, mixer_kernel<S, kColumns>, p,
+                     dim3(static_cast<unsigned>(parts), static_cast<unsigned>(p.groups),
+                          static_cast<unsigned>(p.rows.rows)),
+                     dim3(kThreads), std::max(bytes_with(p.stages), least), stream);
 }
 
-void expect_clusters(const Checks& checks) {
-  const int major = attribute_of_device(cudaDevAttrComputeCapabilityMajor);
-  checks.expect(major >= 9, "the device", "of compute capability 9.0 or newer",
-                std::to_string(major) + ".x");
+/// Calls body(N) for a state of rows that a kernel takes.
+template <class Body>
+void with_columns(std::int64_t N, Body body) {
+  if (N == 64) return body(std::integral_constant<int, 64>());
+  if (N == 128) return body(std::integral_constant<int, 128>());
+  return body(std::integral_constant<int, 256>());
 }
 
 /// Checks the shapes; returns the number of groups.
@@ -703,12 +651,13 @@ std::int64_t check(const Checks& checks, const Mamba2MixerDecode<S>& in) {
   const Shape<4> states = shape_of(in.state);
   const auto [slots, H, P, N] = states;
   const std::int64_t T = in.x.extent(0), channels = in.x.extent(1), rest = channels - H * P;
-  const std::int64_t G = rest / kVectors;
-  checks.expect(N == kColumns && P % 16 == 0 && 16 <= P && P <= 128 && H > 0, "state",
-                "[slots, H, P, 128] with P a multiple of 16 up to 128", text_of(states));
-  checks.expect(
-      G > 0 && rest == kVectors * G && H % G == 0, "x", "[T, H P + 2 G 128] with H a multiple of G",
-      text_of(shape_of(in.x)) + " for H = " + std::to_string(H) + ", P = " + std::to_string(P));
+  checks.expect((N == 64 || N == 128 || N == 256) && P % 16 == 0 && 16 <= P && P <= 128 && H > 0,
+                "state", "[slots, H, P, N] with N of 64, 128 or 256, P a multiple of 16 up to 128",
+                text_of(states));
+  const std::int64_t G = rest / (2 * N);
+  checks.expect(G > 0 && rest == 2 * N * G && H % G == 0, "x",
+                "[T, H P + 2 G N] with H a multiple of G",
+                text_of(shape_of(in.x)) + " for a state " + text_of(states));
   checks.expect(H / G * P <= kChannelsMax && H * P <= 65536, "state",
                 "of at most 2048 channels for a group and 65536 for all", text_of(states));
   checks.contiguous_rows(in.x, "x");
@@ -759,9 +708,9 @@ MixerParameters<S> parameters_of(const Mamba2MixerDecode<S>& in, std::int64_t G)
   p.heads = static_cast<int>(H / G);
   p.channels = static_cast<int>(H / G * P);
   p.inner = static_cast<int>(H * P);
-  p.vectors = static_cast<int>(G) * kColumns;
+  p.vectors = static_cast<int>(G * in.state.extent(3));
   p.by_p = Divisor(P);
-  constexpr std::size_t kPiece = sizeof(Channels);
+  constexpr std::size_t kPiece = sizeof(Quad);
   const bool wide_weights = in.conv_weight.format == Format::bf16 &&
                             in.conv_weight.strides[1] == 1 && in.conv_weight.strides[0] == kTaps &&
                             reinterpret_cast<std::uintptr_t>(in.conv_weight.data) % 16 == 0;
@@ -779,19 +728,21 @@ void mamba2_mixer_decode(const Mamba2MixerDecode<S>& in, cudaStream_t stream) {
   const Checks checks(kName);
   const std::int64_t G = check(checks, in), T = in.x.extent(0);
   MixerParameters<S> p = parameters_of(in, G);
-  constexpr int kTileRows = MixerBlock<S>::kTileRows;
   const bool known =
       0 <= in.parts && in.parts <= 16 && std::has_single_bit(static_cast<unsigned>(in.parts));
   checks.expect(in.parts == 0 || known, "parts", "0, 1, 2, 4, 8 or 16", std::to_string(in.parts));
-  checks.expect(in.parts == 0 || p.channels % (in.parts * kTileRows) == 0, "parts",
-                "a divisor of the " + std::to_string(p.channels / kTileRows) + " x " +
-                    std::to_string(kTileRows) + " channels of a group",
-                std::to_string(in.parts));
   p.rows = row_slots(checks, in.slots, {}, T, in.state.extent(0));
   check_row_count(checks, p.rows);
-  if (T == 0) return;
-  expect_clusters(checks);
-  launch_mixer(p, in.parts, stream);
+  with_columns(in.state.extent(3), [&](auto columns) {
+    constexpr int kTileRows = MixerBlock<S, columns()>::kTileRows;
+    checks.expect(in.parts == 0 || p.channels % (in.parts * kTileRows) == 0, "parts",
+                  "a divisor of the " + std::to_string(p.channels / kTileRows) + " x " +
+                      std::to_string(kTileRows) + " channels of a group",
+                  std::to_string(in.parts));
+    if (T == 0) return;
+    expect_clusters(checks, kName);
+    launch_mixer<S, columns()>(p, in.parts, stream);
+  });
 }
 
 template void mamba2_mixer_decode(const Mamba2MixerDecode<float>&, cudaStream_t);

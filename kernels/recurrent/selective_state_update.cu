@@ -35,6 +35,7 @@ struct SelectiveState {
     float dt;     ///< d_t
   };
   enum : int {
+    kLine = 128,         ///< bytes of a line of L2
     kColumnVectors = 2,  ///< B d_t, C
     kRowVectors = 3,     ///< x, D x, silu(z)
     kHasChunks = false
@@ -95,15 +96,23 @@ struct SelectiveState {
     float decay, folded_dt;
   };
 
+  /// All heads of a group read the same B and C, and neighbouring heads the same line of dt. One
+  /// block each asks for them: as many requests for one line of L2 as there are blocks take longer
+  /// than the launch.
   template <bool kFolded, class Layout, int kRows>
   __device__ static void prefetch(const Parameters& p, int t, int h,
                                   const LaneRows<Layout, kRows>& lane_rows) {
     if constexpr (kFolded) return;
-    const int group = p.heads_per_group.of(h);
-    Layout::prefetch_row(p.B.at(t, group));
-    Layout::prefetch_row(p.C.at(t, group));
+    if (blockIdx.x == 0) {  // of a head's blocks; B and C are one head's task in each group
+      const int group = p.heads_per_group.of(h);
+      const int column = static_cast<int>(threadIdx.x % 32) * kLine / static_cast<int>(sizeof(V));
+      if (column < Layout::kExtent && (h == 0 || p.heads_per_group.of(h - 1) != group)) {
+        prefetch_to_l2(p.B.at(t, group) + column);
+        prefetch_to_l2(p.C.at(t, group) + column);
+      }
+      prefetch_to_l2(address_of(p.dt, t, h, 0));
+    }
     prefetch_to_l2(p.x.at(t, h) + lane_rows.first);
-    prefetch_to_l2(address_of(p.dt, t, h, 0));
     if (p.z) prefetch_to_l2(address_of(p.z, t, h, lane_rows.first));
   }
 
@@ -259,26 +268,29 @@ bool is_repeated(const MixedView<Rank>& view, std::size_t first) {
   return true;
 }
 
-/// Launches for rows of N elements, of which a lane has 16, as it has with 128 in launch_fast(), in
-/// the tilings for that: one token per row, or without kStepsAlone anything. Returns whether it
-/// did.
+/// Launches for rows of N elements, of which a lane has 16 as with 128 in launch_fast(), or 8 where
+/// 16 would leave less than 128 neighbouring bytes of a row to an instruction; in the tilings for
+/// that: one token per row, or without kStepsAlone anything. Returns whether it did.
 template <class Op, class S, int N, bool kStepsAlone>
-bool launch_rows(const RecurrenceParameters<S>& p, const typename Op::Parameters& in,
+bool launch_rows(const RecurrenceParameters<S>& p, const typename Op::Parameters& inputs,
                  cudaStream_t stream) {
-  constexpr int kVec = 16 / static_cast<int>(sizeof(S));
-  using Layout = RowLayout<N / 16, kVec, 16 / kVec, false>;
+  constexpr bool kNarrow = sizeof(S) == 2, kShort = !kNarrow && N == 64;
+  constexpr int kVec = 16 / static_cast<int>(sizeof(S)), kLanes = std::max(N / 16, kNarrow ? 4 : 8);
+  using Layout = RowLayout<kLanes, kVec, N / (kLanes * kVec), false>;
   const auto launched = [&]<LaunchKind kKind, class Tiling>(Launch<kKind>, Tiling) {
     if (!fits<Op, S, Layout, Tiling>(p)) return false;
-    launch_recurrence<Op, kKind, S, Layout, Tiling>(kName, p, in, stream);
+    launch_recurrence<Op, kKind, S, Layout, Tiling>(kName, p, inputs, stream);
     return true;
   };
-  using Few = WarpTiling<4, 1, 16, Cached::yes>;  // rows of a batch, or so many that they fill L2
-  using Some = WarpTiling<sizeof(S) == 2 ? 4 : 2, 1, 16>;
+  using Few = WarpTiling<kShort ? 8 : 4, 1, 16, Cached::yes>;
+  using Some = WarpTiling<kNarrow || kShort ? 4 : 2, 1, 16>;
+  using Many = WarpTiling<4, 1, 16, Cached::yes>;  // rows of a batch that fill L2
   const bool keeps = !p.parents && !p.fold.accepted && !p.read_only;
   if (keeps && !p.rows.starts && p.rows.columns == 0) {
-    const bool some = kSmallBatch < p.rows.rows && p.rows.rows < kLargeBatch;
-    if (!some && launched(Launch<LaunchKind::step>(), Few())) return true;
-    if (launched(Launch<LaunchKind::step>(), Some())) return true;
+    constexpr Launch<LaunchKind::step> kStep;
+    if (p.rows.rows <= kSmallBatch && launched(kStep, Few())) return true;
+    if (p.rows.rows >= kLargeBatch && launched(kStep, Many())) return true;
+    if (launched(kStep, Some())) return true;
   }
   if constexpr (kStepsAlone) return false;
   if (keeps && launched(Launch<LaunchKind::chain>(), Some())) return true;

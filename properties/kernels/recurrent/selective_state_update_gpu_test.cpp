@@ -264,6 +264,11 @@ TYPED_TEST(SelectiveStateUpdateGpu, everyHeadOfAModelHasItsKernels) {
                       AnyOf(StartsWith("step "), StartsWith("staged "), StartsWith("chain ")))
               << "P = " << P << ", N = " << N;
         }
+  for (const std::int64_t N : {64, 256}) {
+    expect_agreement<TypeParam>({2, 1, 32, N}, Batch::draw(130, 130, 1, false), {.starts = false},
+                                130);
+    EXPECT_EQ(kernels::last_launch.text(), "step 4x1 cached") << "N = " << N;
+  }
 }
 
 // States go to other slots than they came from, by a table of their own.
