@@ -25,7 +25,8 @@
 #
 # The sanitizers run the GPU tests except those of the largest batches and pools and of a prefix of
 # 8,190 tokens (racecheck had not ended it after 340 s), and no random cases beyond the tests. Each
-# tool runs in LOCKSTEP_SANITIZER_PARTS processes (4) of at most LOCKSTEP_SANITIZER_S seconds (400).
+# tool runs in LOCKSTEP_SANITIZER_PARTS processes (4) of at most LOCKSTEP_SANITIZER_S seconds (400),
+# and waits after every fifth launch: racecheck keeps the records of launches that nobody waits for.
 for word in "$@"; do  # a word that asks for help starts nothing
   [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 done
@@ -94,8 +95,8 @@ sanitize() {  # sanitize RESULTS OPERATION…: writes each tool's number of erro
   for tool in $tools; do
     for ((part = 0; part < parts; ++part)); do
       GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part timeout "${LOCKSTEP_SANITIZER_S:-400}" \
-        compute-sanitizer --tool "$tool" --error-exitcode 9 "$built/lockstep_tests_gpu" \
-        --gtest_filter="$filter" >"$1/$tool.$part.log" 2>&1 &
+        compute-sanitizer --tool "$tool" --force-synchronization-limit 5 --error-exitcode 9 \
+        "$built/lockstep_tests_gpu" --gtest_filter="$filter" >"$1/$tool.$part.log" 2>&1 &
     done
   done
   wait

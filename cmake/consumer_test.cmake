@@ -12,7 +12,11 @@ foreach(command
     "--build;${build}")
   execute_process(COMMAND ${CMAKE_COMMAND} ${command} COMMAND_ERROR_IS_FATAL ANY)
 endforeach()
-execute_process(COMMAND ${build}/consumer COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${build}/consumer OUTPUT_VARIABLE said COMMAND_ERROR_IS_FATAL ANY ECHO_OUTPUT_VARIABLE)
+file(STRINGS ${prefix}/lib/cmake/lockstep/lockstepTargets.cmake with_cuda REGEX "CUDA::cudart_static")
+if(with_cuda AND NOT said MATCHES "with tensors")
+  message(FATAL_ERROR "headers of the package include CCCL's, which are not found where CUDA is")
+endif()
 execute_process(COMMAND ${prefix}/bin/lockstep list policies COMMAND_ERROR_IS_FATAL ANY)
 if(EXISTS ${prefix}/bin/lockstep-judge)  # `lockstep` becomes it
   execute_process(COMMAND ${prefix}/bin/lockstep list operations COMMAND_ERROR_IS_FATAL ANY)

@@ -4,8 +4,8 @@
 """The evidence of the kernels: reports/kernels/<operation>.json.
 
     evidence.py check                 every kernel's evidence is of the sources that are there now, with
-                                      one entry for each card that measured it, or the kernel is listed
-                                      in reports/pending.json with a reason
+                                      one entry for each card that measured it, whose errors the yardstick
+                                      allows, or the kernel is listed in reports/pending.json with a reason
     evidence.py digest [OPERATION]    what the sources are now
     evidence.py measured              the digests and the commit as JSON, for bench/on_gpu.sh: written where
                                       the measuring happens, so that evidence names what was measured
@@ -21,10 +21,10 @@
                                       cases. An operation whose sources are not those that were measured is
                                       refused, and the exit status is 1
     evidence.py selftest              check notices a changed source, no changed comment, and a card without
-                                      figures or with two entries; merge takes an operation without a speed
-                                      row, keeps another card's figures over the same sources and over no
-                                      other, refuses other sources, and adds sanitizers and rows to the
-                                      evidence that they are of, and to no other
+                                      figures, with two entries or with too large an error; merge takes an
+                                      operation without a speed row, keeps another card's figures over the same
+                                      sources and over no other, refuses other sources, and adds sanitizers and
+                                      rows to the evidence that they are of, and to no other
 
 The digest is of the operation's kernel file, of its test (OPERATION_gpu_test.cpp below properties/), and of every
 file of this project that these include, the references among them: by their names without folders; comments, spaces and
@@ -124,6 +124,9 @@ def unsound_chips(chips):
         return f"{', '.join(sorted(twice))} has two entries"
     if empty := [chip["gpu"] for chip in chips if not chip["accuracy"]]:
         return f"its entry of {', '.join(empty)} has no accuracy"
+    if beyond := [f"{entry['case']} on {chip['gpu']}" for chip in chips for entry in chip["accuracy"]
+                  if (error := entry.get("error", 0)) is None or error > entry.get("yardstick", 0)]:
+        return f"the yardstick does not allow the error of {', '.join(beyond)}"
     return ""
 
 
@@ -240,7 +243,9 @@ def selftest(root):
         file = copy / "reports/kernels" / f"{operations(copy)[0]}.json"
         sound = json.loads(file.read_text())
         for chips, text in (([], "no card"), ([*sound["chips"], sound["chips"][0]], "one has two entries"),
-                            ([sound["chips"][0], {"gpu": "two", "accuracy": []}], "of two has no accuracy")):
+                            ([sound["chips"][0], {"gpu": "two", "accuracy": []}], "of two has no accuracy"),
+                            ([{"gpu": "one", "accuracy": [{"case": "out", "error": 2, "yardstick": 1}]}],
+                             "the error of out on one")):
             file.write_text(json.dumps(sound | {"chips": chips}))
             assert [text in said for said in complaints(copy)] == [True], (text, complaints(copy))
         file.write_text(json.dumps(sound))

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
+#include <string_view>
 
 #include "reference/protocol/config.hpp"
 
@@ -25,6 +27,7 @@ Result<std::int64_t> parse_number(std::string_view text, std::int64_t low, std::
 
 Result<void> parse_parameters(std::string_view workload, std::string_view text,
                               std::span<const Parameter> known) {
+  std::set<std::string_view> given;
   while (!text.empty()) {
     const std::string_view piece = text.substr(0, text.find(','));
     text.remove_prefix(std::min(piece.size() + 1, text.size()));
@@ -34,6 +37,8 @@ Result<void> parse_parameters(std::string_view workload, std::string_view text,
                                         [&](const Parameter& p) { return p.name == name; });
     if (parameter == known.end())
       return fail(fmt::format("{} has no parameter `{}`", workload, name.substr(0, 60)));
+    if (!given.insert(name).second)
+      return fail(fmt::format("{}: parameter {} stands twice", workload, name));
     if (equals == piece.size())
       return fail(fmt::format("{}: parameter {} has no value", workload, name));
     const Result<std::int64_t> value =

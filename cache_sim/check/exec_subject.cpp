@@ -255,8 +255,7 @@ Result<void> ExecSubject::start(const ChildOptions& options) {
 
 /// Reads the child's answer to `hello`: the levels, capabilities and fields that it announces.
 Result<void> ExecSubject::understand(std::string_view answer) {
-  const std::string with_verb = "hello " + std::string(answer);  // parse_line() expects a verb
-  const Result<Line> line = parse_line(with_verb);
+  const Result<Line> line = parse_line(answer, false);
   if (!line)
     return give_up(FindingKind::subject_garbled, fmt::format("answered hello with `{}`: {}",
                                                              printable(answer), line.error().text));

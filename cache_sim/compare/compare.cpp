@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 
+#include "cache_sim/base/settings.hpp"
 #include "cache_sim/compare/state_ledger.hpp"
 #include "cache_sim/model/pool_layout.hpp"
 #include "cache_sim/replay/replay.hpp"
@@ -28,7 +29,10 @@ TimeSummary summary_of(std::vector<Nanoseconds> times) {
     mean += time / count;
     rest += time % count;
   }
-  const auto at = [&](std::size_t percent) { return times[(times.size() - 1) * percent / 100]; };
+  // The least time that so many per cent of them do not exceed.
+  const auto at = [&](std::size_t percent) {
+    return times[(times.size() * percent + 99) / 100 - 1];
+  };
   return {.mean = mean + rest / count, .median = at(50), .p99 = at(99)};
 }
 
@@ -44,28 +48,6 @@ std::vector<std::string> words_of(std::string_view list) {
 }
 
 // --- Policies behind the scheduler ---------------------------------------------------------------
-
-/// A K=V,… list without the fields named. Their text goes to `taken`.
-std::string without(std::string_view list, std::initializer_list<std::string_view> fields,
-                    std::string* taken = nullptr) {
-  std::string rest;
-  for (const std::string& word : words_of(list)) {
-    const bool is_one = std::any_of(fields.begin(), fields.end(), [&](std::string_view field) {
-      return word.substr(0, word.find('=')) == field;
-    });
-    std::string* const to = is_one ? taken : &rest;
-    if (to != nullptr) *to += (to->empty() ? "" : ",") + word;
-  }
-  return rest;
-}
-
-/// The fields that the lists K=V,… set.
-ConfigFields fields_of(std::initializer_list<std::string_view> lists) {
-  ConfigFields fields;
-  for (const std::string_view list : lists)
-    for (const std::string& word : words_of(list)) fields.add(word.substr(0, word.find('=')));
-  return fields;
-}
 
 /// A policy by the word `NAME@K=V@K=V`: a registered policy and config fields of its own, as
 /// K=V,K=V.
@@ -102,6 +84,7 @@ struct Requests {
     first = std::min(first, request.arrival);
     last = std::max(last, request.end);
     refused += request.finish == FinishReason::refused ? 1 : 0;
+    if (request.cached_tokens < 0) unserved_tokens += request.prompt_tokens;
     const std::int64_t hit = std::max<std::int64_t>(request.cached_tokens, 0);
     hits += hit > 0 ? 1 : 0;
     flops_saved += model_.prefill_flops(hit);
@@ -111,6 +94,7 @@ struct Requests {
   }
 
   std::int64_t count = 0, hits = 0, refused = 0, output_tokens = 0;
+  std::int64_t unserved_tokens = 0;  // of prompts that were never admitted
   double flops_saved = 0;
   Nanoseconds first = std::numeric_limits<Nanoseconds>::max(), last = 0;
   std::vector<Nanoseconds> ttft, e2e;
@@ -149,20 +133,42 @@ class Comparer {
     if (!request_.cost.starts_with(kMeasured))
       return fail(fmt::format("--cost: `{}` is neither `{}` nor `{}CARD`", request_.cost,
                               kModelCost, kMeasured));
-    if (has_step_time()) return fail("--cost: step_time= of --config says what a step takes");
     return MeasuredLayers::read(model_, request_.cost.substr(kMeasured.size()), request_.evidence)
         .map([&](MeasuredLayers layers) {
           measured_ = std::make_shared<const MeasuredLayers>(std::move(layers));
         });
   }
 
-  bool has_step_time() const { return config_.step_time != Config{}.step_time; }
+  /// The config of a policy: --config, and over it the policy's own settings.
+  Result<Config> config_of(const std::string& name) const {
+    Config config = config_;
+    const std::string own = settings_without(NamedPolicy::of(name).settings, {kHostShare, "alpha"});
+    if (const Result<void> set = config.set_all(own); !set)
+      return fail(fmt::format("policy {}: {}", name, set.error().text));
+    return config;
+  }
+
+  /// An error where two options say the same of a policy.
+  Result<void> expect_one_answer(const std::string& name) const {
+    const ConfigFields set = fields_of({request_.config, NamedPolicy::of(name).settings});
+    const auto both = [&](std::string_view field, std::string_view option) {
+      return fail(
+          fmt::format("{}: {}= of --config or policy {} says the same", option, field, name));
+    };
+    if (request_.cost != kModelCost && set.contains("step_time"))
+      return both("step_time", "--cost");
+    if (request_.capacities.empty()) return {};
+    for (const char* const pool : {"kv_tokens", "state_slots", "blocks", "pool_bytes"})
+      if (set.contains(pool)) return both(pool, "--capacity");
+    return {};
+  }
 
   /// Makes a row for each policy at each of its capacities, in the order of the request.
   Result<void> plan() {
     if (request_.hosts.size() > 1 && request_.capacities.size() > 1)
       return fail("--host: several sizes go with one --capacity");
     for (const std::string& name : request_.policies) {
+      if (Result<void> one = expect_one_answer(name); !one) return one;
       const Result<std::optional<FoundIdeal>> ideal = find_ideal(name);
       if (!ideal) return tl::unexpected(ideal.error());
       if (*ideal && !(*ideal)->entry->has_capacity) {
@@ -178,7 +184,8 @@ class Comparer {
         return fail(fmt::format("model {} has no recurrent state, which policy {} is about",
                                 model_.name, name));
       if (request_.capacities.empty()) {
-        Result<void> added = add(counted_row(name, policy), policy);
+        Result<void> added = config_of(name).and_then(
+            [&](const Config& config) { return add(counted_row(name, policy, config), policy); });
         if (!added) return added;
       }
       for (const auto& capacity : request_.capacities) {
@@ -197,6 +204,8 @@ class Comparer {
     const bool takes = policy != nullptr && takes_host_tier(policy->config_fields) &&
                        !takes_host_tier(fields_of({request_.config, own}));
     if (!takes || request_.hosts.empty()) {
+      if (fields_of({own}).contains(kHostShare))
+        return fail(fmt::format("policy {}: host_share= divides what --host gives", row.policy));
       rows_.push_back(std::move(row));
       return {};
     }
@@ -212,7 +221,7 @@ class Comparer {
   Result<void> divide_host(ComparedPolicy& row) const {
     std::string text;
     const NamedPolicy policy = NamedPolicy::of(row.policy);
-    const std::string own = without(policy.settings, {kHostShare}, &text);
+    const std::string own = settings_without(policy.settings, {kHostShare}, &text);
     if (const PoolLayout* const layout = pool_layout_of(*policy.entry)) {
       if (!text.empty())
         return fail(
@@ -254,19 +263,20 @@ class Comparer {
     return {policy, model_, bytes, config_.page, std::move(fixed)};
   }
 
-  /// A row whose pools are those of the config.
-  ComparedPolicy counted_row(const std::string& name, const PolicyEntry* policy) const {
-    ComparedPolicy row{.policy = name, .kv_tokens = config_.kv_tokens};
+  /// A row whose pools are those of its config.
+  ComparedPolicy counted_row(const std::string& name, const PolicyEntry* policy,
+                             const Config& config) const {
+    ComparedPolicy row{.policy = name, .kv_tokens = config.kv_tokens};
     row.scheduled = policy != nullptr;
     row.tells_contents = policy == nullptr || !has_blocks(*policy);
     if (!row.tells_contents) {
-      const PoolLayout::Blocks blocks = pool_layout_of(*policy)->blocks(config_);
+      const PoolLayout::Blocks blocks = pool_layout_of(*policy)->blocks(config);
       row.kv_tokens = blocks.count * blocks.tokens;
     }
     row.capacity = row.kv_tokens * model_.token_bytes;
     if (!row.tells_contents) return row;
     if (policy == nullptr || !policy->has_states) return row;
-    row.state_slots = config_.state_slots;
+    row.state_slots = config.state_slots;
     *row.capacity += row.state_slots * model_.state_bytes;
     return row;
   }
@@ -281,8 +291,10 @@ class Comparer {
       if (policy == nullptr) return row;
       return fail(fmt::format("policy {} has pools of a fixed size, not of capacity inf", name));
     }
+    const Result<Config> config = config_of(name);
+    if (!config) return tl::unexpected(config.error());
     const PoolLayout* const layout = policy == nullptr ? nullptr : pool_layout_of(*policy);
-    const Result<void> divided = layout == nullptr ? divide_slots(name, policy, row)
+    const Result<void> divided = layout == nullptr ? divide_slots(*config, policy, row)
                                                    : divide_as(*layout, name, *policy, row);
     if (!divided) return fail(fmt::format("policy {}: {}", name, divided.error().text));
     return row;
@@ -313,25 +325,20 @@ class Comparer {
   }
 
   /// Divides the capacity of a row into KV slots and state slots.
-  Result<void> divide_slots(const std::string& name, const PolicyEntry* policy,
+  Result<void> divide_slots(const Config& config, const PolicyEntry* policy,
                             ComparedPolicy& row) const {
     const auto refuse = [&](std::string_view what) {
       return fail(fmt::format("{} bytes have no room for one {} of model {}", *row.capacity, what,
                               model_.name));
     };
     std::int64_t share = 0;
-    if (has_two_pools(policy)) {
-      Config own = config_;
-      std::string share_of_its_own;
-      without(NamedPolicy::of(name).settings, {"state_share"}, &share_of_its_own);
-      if (Result<void> set = own.set_all(share_of_its_own); !set) return set;
-      share = own.state_share == 0 ? kDefaultStateShare : own.state_share;
-    }
+    if (has_two_pools(policy))
+      share = config.state_share == 0 ? kDefaultStateShare : config.state_share;
     const Slots slots = divided(*row.capacity, share);
     row.state_slots = slots.states;
     if (share != 0 && row.state_slots == 0) return refuse("state");
     row.kv_tokens = slots.kv;
-    row.kv_tokens -= row.kv_tokens % config_.page;
+    row.kv_tokens -= row.kv_tokens % config.page;
     if (row.kv_tokens == 0) return refuse("page of KV");
     return {};
   }
@@ -400,19 +407,20 @@ class Comparer {
     replayed.file = request_.workload;
     replayed.subjects = {std::string(policy.name)};
     replayed.check = CheckLevel::off;
-    replayed.config = without(request_.config, {"state_share", "kv_tokens", "state_slots"});
-    std::string own = has_two_pools(&policy) ? without(settings, {"state_share"}) : settings;
+    std::string own =
+        has_two_pools(&policy) ? settings_without(settings, {"state_share"}) : settings;
+    const PoolLayout* const layout = pool_layout_of(policy);
     std::string host;
     if (row.host_bytes) {
-      own = without(own, {kHostShare});
-      const PoolLayout* const layout = pool_layout_of(policy);
+      own = settings_without(own, {kHostShare});
       host = layout == nullptr ? host_tier_fields(row.host->kv_tokens, row.host->state_slots)
                                : host_of(*layout, policy, own, row)->fields;
     }
-    for (const std::string& more : {pools_of(row, policy), host, own})
-      if (!more.empty()) replayed.config += (replayed.config.empty() ? "" : ",") + more;
+    replayed.config = joined_settings(
+        {own, settings_without(request_.config, {"state_share", "kv_tokens", "state_slots"}), host,
+         pools_of(row, policy), layout == nullptr ? "" : layout->scheduler});
     replayed.limit = request_.limit;
-    if (!has_step_time()) replayed.model = std::string(model_.name);
+    replayed.model = std::string(model_.name);
     if (measured_ != nullptr)
       replayed.cost = [&] {
         return std::make_unique<MeasuredStepCost>(model_, measured_, row.cost_parts);
@@ -450,13 +458,13 @@ class Comparer {
     measures.flops_saved = requests.flops_saved;
     row.refused_requests = requests.refused;
     const SubjectTotals& totals = run.totals(0);
-    measures.input_tokens = totals.input_tokens;
+    measures.input_tokens = totals.input_tokens + requests.unserved_tokens;
     measures.hit_tokens = totals.hit_tokens;
     measures.evicted_tokens = totals.evicted_kv;
     measures.evicted_states = totals.evicted_states;
     row.preemptions = totals.preemptions;
     if (run.options().config.ranks > 1) row.idle_share = run.rank_time.idle_share();
-    if (!outcome.decisions) {
+    if (!requests.ttft.empty() && !outcome.decisions) {
       row.ttft = summary_of(std::move(requests.ttft));
       row.e2e = summary_of(std::move(requests.e2e));
       if (requests.last > requests.first)
@@ -560,6 +568,8 @@ Result<std::optional<std::int64_t>> parse_capacity(std::string_view option, std:
     }
   const Result<std::int64_t> count =
       parse_integer(digits, 1, std::numeric_limits<std::int64_t>::max() >> shift);
+  if (!count && !digits.empty() && digits.find_first_not_of("0123456789") == digits.npos)
+    return fail(fmt::format("{}: `{}`: {}", option, text.substr(0, 60), count.error().text));
   if (!count) {
     std::vector<std::string> in_units;  // the number of the text, with each unit
     in_units.reserve(kUnits.size());

@@ -48,6 +48,7 @@ struct PoolLayout {
     std::int64_t kv_tokens, state_slots;  ///< at most
     std::string fields;                   ///< K=V,… that give the policy this host tier
   };
+  std::string_view scheduler{};  ///< that serves its requests; empty: the config's
   /// A host tier of memory.bytes. The error is a sentence, as above. Null: host_kv and host_states
   /// divide the bytes.
   Result<Host> (*host)(const PoolMemory& memory, const Config& config) = nullptr;

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 
@@ -133,8 +134,11 @@ Option* Option::number_from(double least) {
 
 Option* Option::whole_number() {
   const auto refusal = [](const std::string& text) {
-    const bool is_one = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-    return is_one ? "" : fmt::format("`{}` is not a whole number", text);
+    std::uint64_t number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number);
+    if (stop != end || text.empty()) return fmt::format("`{}` is not a whole number", text);
+    return error == std::errc() ? "" : fmt::format("`{}` does not fit 64 bits", text);
   };
   option_->check(CLI::Validator(refusal, ""));
   return this;
@@ -165,7 +169,12 @@ Option* Command::keep(CLI::Option* option) {
 }
 
 Option* Command::add_option(std::string name, std::string& value, std::string about) {
-  return keep(parser_->add_option(std::move(name), value, std::move(about)));
+  CLI::Option* const option = parser_->add_option(std::move(name), value, std::move(about));
+  const auto refusal = [](const std::string& text) {
+    return text == "-" ? "`-` names no file, but /dev/stdout is one" : "";
+  };
+  if (!option->get_positional()) option->check(CLI::Validator(refusal, ""));
+  return keep(option);
 }
 
 Option* Command::add_option(std::string name, std::vector<std::string>& values, std::string about) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cache_sim/base/settings.hpp"
 #include "cache_sim/program/command.hpp"
 #include "cache_sim/trace/trace.hpp"
 #include "reference/base/printable.hpp"
@@ -100,8 +101,7 @@ Result<std::vector<cache_sim::ReplayRequest>> ReplayOptions::requests() const {
     if (!own) return tl::unexpected(own.error());
     for (cache_sim::ReplayRequest& run : *own) {
       if (!request.fidelity.empty()) run.fidelity = request.fidelity;
-      if (!run.config.empty() && !request.config.empty()) run.config += ',';
-      run.config += request.config;
+      run.config = cache_sim::joined_settings({request.config, run.config});
       all.push_back(std::move(run));
     }
   }

@@ -44,8 +44,10 @@ void name_oracles(std::vector<std::string>& subjects, const Config& config) {
   }
 }
 
-/// The cost model of the request; null: step_time of the config.
-Result<std::unique_ptr<StepCost>> step_cost(const ReplayRequest& request) {
+/// The cost model of the request; null: step_time of the config, which a user's own decides.
+Result<std::unique_ptr<StepCost>> step_cost(const ReplayRequest& request,
+                                            const ReplayOutcome& outcome) {
+  if (outcome.run->options().fixed.contains("step_time")) return nullptr;
   if (request.cost) return request.cost();
   if (request.model.empty()) return nullptr;
   return find_model(request.model).map([](const Model* model) -> std::unique_ptr<StepCost> {
@@ -71,7 +73,7 @@ Result<ReplayOutcome> replay_trace(const ReplayRequest& request, ReplayOutcome o
           start_run(request, run_options(request, outcome.trace->config), outcome);
       !started)
     return tl::unexpected(started.error());
-  Result<std::unique_ptr<StepCost>> cost = step_cost(request);
+  Result<std::unique_ptr<StepCost>> cost = step_cost(request, outcome);
   if (!cost) return tl::unexpected(cost.error());
   outcome.load_s = seconds_since(load_start);
   const auto start = std::chrono::steady_clock::now();
@@ -90,7 +92,7 @@ Result<ReplayOutcome> replay_workload(const ReplayRequest& request, ReplayOutcom
   if (const Result<void> started = start_run(request, run_options(request, Config{}), outcome);
       !started)
     return tl::unexpected(started.error());
-  Result<std::unique_ptr<StepCost>> cost = step_cost(request);
+  Result<std::unique_ptr<StepCost>> cost = step_cost(request, outcome);
   if (!cost) return tl::unexpected(cost.error());
   outcome.load_s = seconds_since(load_start);
   const auto start = std::chrono::steady_clock::now();

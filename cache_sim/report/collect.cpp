@@ -12,6 +12,7 @@
 
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/base/json_documents.hpp"
+#include "cache_sim/base/settings.hpp"
 #include "cache_sim/model/fidelity.hpp"
 #include "cache_sim/replay/timeline.hpp"
 #include "cache_sim/report/junit.hpp"
@@ -236,8 +237,7 @@ class Collector {
       PlannedRun numbered = planned;
       ReplayRequest& request = numbered.request;
       request.fidelity = options_.fidelity;
-      if (!request.config.empty()) request.config += ',';
-      request.config += fmt::format("{}={}", kModelField, model);
+      request.config = joined_settings({fmt::format("{}={}", kModelField, model), request.config});
       const Result<ReplayOutcome> outcome = replay(request);
       if (!outcome) return tl::unexpected(outcome.error());
       ++numbered_count_;

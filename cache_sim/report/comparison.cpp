@@ -10,6 +10,7 @@
 
 #include "cache_sim/compare/comparison_json.hpp"
 #include "cache_sim/report/svg.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/shell_words.hpp"
 #include "reference/protocol/subject.hpp"
 
@@ -131,8 +132,10 @@ std::string more_memory(const Comparison& comparison, const ComparedPolicy& row)
   if (kv == nullptr && !row.tells_contents)
     return " --policies kv-bound,… says what more memory can add.";
   if (kv == nullptr)
-    return fmt::format(" With {} it still evicts; --policies kv-bound,… says what more can add.",
-                       capacity);
+    return fmt::format(" With {} it {}; --policies kv-bound,… says what more can add.", capacity,
+                       row.measures.evicted_tokens + row.measures.evicted_states == 0
+                           ? "is short"
+                           : "still evicts");
   return fmt::format(" More than {} can add {:.1f} points at most, up to kv-bound.", capacity,
                      std::max(0.0, (hit_ratio(*kv) - hit_ratio(row)) * 100));
 }
@@ -164,6 +167,16 @@ std::string memory_sentence(const Comparison& comparison, const std::string& pol
   return sentence +
          fmt::format("; {} already give nearly all of it.", memory_text(comparison, **enough)) +
          more;
+}
+
+/// A sentence on the requests for which a row has no room. Its hits and times are those of others.
+std::string refused_sentence(const Comparison& comparison, const ComparedPolicy& row) {
+  if (row.refused_requests == 0) return "";
+  return fmt::format(
+      "With {} {} refuses {} of {}, which have no room even alone: their tokens count as missed, "
+      "and they are in none of its times.",
+      memory_text(comparison, row), row.policy, row.refused_requests,
+      counted(row.measures.requests, "request"));
 }
 
 /// A sentence on the use of a hybrid policy's states.
@@ -346,6 +359,8 @@ Conclusions conclusions_of(const Comparison& comparison) {
     if (!row.scheduled || known) continue;
     told.push_back(row.policy);
     conclusions.of_policies.push_back(memory_sentence(comparison, row.policy));
+    for (const ComparedPolicy* const one : curve_of(comparison, row.policy))
+      conclusions.of_policies.push_back(refused_sentence(comparison, *one));
     if (is_hybrid(row)) conclusions.of_policies.push_back(states_sentence(comparison, row.policy));
     conclusions.of_policies.push_back(host_sentence(comparison, row.policy));
     conclusions.of_policies.push_back(ranks_sentence(comparison, row.policy));

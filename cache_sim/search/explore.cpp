@@ -489,7 +489,9 @@ Result<Accepted> accepted_by_policy(std::string_view name) {
 /// understands, and may announce the config fields that it obeys. Other fields keep their defaults.
 /// `alone`: all subjects are children.
 Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
-  player.accepted.fields = player.accepted.fields & fields_for_children();
+  ConfigFields& fields = player.accepted.fields;
+  const bool say_all = alone && run.config.policy.empty();
+  fields = say_all ? fields_for_children() : fields & fields_for_children();
   player.accepted.has_child = true;
   if (alone) player.accepted.capabilities.add(Capability::sequences);  // no policy has them
   for (const std::string& name : player.subjects) {
@@ -504,6 +506,7 @@ Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
     const ChildGreeting& said = said_by(*(*seat)->subject);
     player.accepted.capabilities &= said.capabilities | Capabilities{Capability::slots};
     const std::optional<ConfigFields>& honoured = said.honoured;
+    if (say_all) fields = fields & honoured.value_or(ConfigFields{"page", "overlap"});
     if (!honoured) continue;
     for (const std::string& field : fields_for_children())
       if (!honoured->contains(field)) player.fixed.add(field);

@@ -50,6 +50,7 @@ Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
   const auto* const oracle = Registry<ScheduleCheckerEntry>::find(name);
   require(scheduler != nullptr && oracle != nullptr, "the scheduler and its oracle are linked");
   settles_with_results_ = scheduler->settles_with_results;
+  takes_cuts_ = scheduler->takes_cuts || run.options().subjects.front().starts_with("exec:");
   for (std::int64_t rank = 0; rank < config.ranks; ++rank) {
     ranks_.push_back({scheduler->make(config)});
     if (run.options().check == CheckLevel::all) ranks_.back().oracle = oracle->make(config);
@@ -315,7 +316,7 @@ void Simulation::feed(std::size_t rank, SchedulerEvent event) {
     run_.set_place(line_, now_);
     run_.set_rank(rank);
     const Reply* const reply = run_.apply(*operation);
-    if (reply == nullptr) return;
+    if (reply == nullptr || !was_computed_whole(*operation, *reply)) return;
     if (server.oracle) {
       server.episode.asked.push_back({*operation, *reply});
       const std::size_t count = server.episode.asked.size();
@@ -325,6 +326,21 @@ void Simulation::feed(std::size_t rank, SchedulerEvent event) {
     event.kind = SchedulerEvent::Kind::reply;
     event.reply = reply;
   }
+}
+
+/// Ends the run where a policy leaves a part of a row that its scheduler takes for computed.
+bool Simulation::was_computed_whole(const Operation& operation, const Reply& reply) {
+  if (takes_cuts_ || operation.verb != Verb::extend || reply.refused != Refusal::none ||
+      reply.get(ReplyField::n) == operation.n)
+    return true;
+  const std::vector<SchedulerEntry> all = Registry<SchedulerEntry>::all();
+  const auto other = std::ranges::find_if(all, &SchedulerEntry::takes_cuts);
+  run_.fail({.text = fmt::format("policy {} computes {} of {} of `{}`, and scheduler {} takes all "
+                                 "for computed; scheduler={} goes on with the rest",
+                                 run_.options().subjects.front(), reply.get(ReplyField::n),
+                                 counted(operation.n, "token"), operation.id.text(),
+                                 scheduler_name(run_.options().config), other->name)});
+  return false;
 }
 
 /// The effects of one event; null where the scheduler threw an exception, which is a finding.

@@ -87,6 +87,7 @@ class Simulation {
   void deliver(const SchedulerEvent& event);
   void feed(std::size_t rank, SchedulerEvent event);
   const SchedulerEffects* effects_of(Rank& server, const SchedulerEvent& event);
+  bool was_computed_whole(const Operation& operation, const Reply& reply);
   void check_schedule(Rank& server, bool is_whole);
   Reply apply_to_all(const Operation& operation);
   bool any_rank(bool (ServerScheduler::*is)() const) const;
@@ -101,6 +102,7 @@ class Simulation {
   bool keeps_spans_;  // the bars of the timeline are asked for
   bool has_host_tier_;
   bool settles_with_results_ = false;
+  bool takes_cuts_ = false;
   Nanoseconds now_ = 0;
   std::uint64_t sequence_ = 0;
   std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;

@@ -137,8 +137,7 @@ class Reader {
   }
 
   Result<void> read_answer(std::string_view text) {
-    const std::string with_verb = "answer " + std::string(text);
-    const Result<Line> line = parse_line(with_verb);
+    const Result<Line> line = parse_line(text, false);
     if (!line) return tl::unexpected(line.error());
     if (line->fields.empty()) return fail("the answer has no field");
     Statement& statement = trace_.statements.back();

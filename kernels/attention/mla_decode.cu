@@ -18,7 +18,8 @@
 //            copy 16 bytes each (cp.async), and warp 15 makes the copies visible to products.
 //            Tokens of 656 bytes: each of the four warps copies a quarter of each tile as it is in
 //            memory, a tile ahead, and writes it to the ring as float16 (mla_latents.cuh). Caches
-//            in e4m3 with one scale are read by another kernel: mla_narrow.cuh.
+//            in e4m3 with one scale, and those of 16 bits for at most 16 rows, are read by another
+//            kernel: mla_narrow.cuh.
 //   scores   S = Q K^T, then p = exp2(S - m), rounded, to shared memory. m is the largest score so
 //            far, or less by at most kSlack, so outputs are rarely rescaled. Outputs are divided by
 //            the sum of the rounded p: where one key has most of the weight, its rounding then
@@ -1575,10 +1576,11 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   if (in.q.extent(0) == 0) return;
   check(checks, in);
   check_workspace(checks, in, mla_decode_workspace(in));
-  if constexpr (std::is_same_v<C, E4m3>)
-    narrow::decode<Fp16>(kName, in, stream);
-  else
-    start_decode(in, stream);
+  if constexpr (std::is_same_v<C, E4m3>) return narrow::decode<Fp16>(kName, in, stream);
+  if constexpr (std::is_same_v<C, T>)
+    if (in.q.extent(1) * in.q.extent(2) <= narrow::kFewRows)
+      return narrow::decode<T>(kName, in, stream);
+  if constexpr (!std::is_same_v<C, E4m3>) start_decode(in, stream);
 }
 
 #define LOCKSTEP_INSTANTIATE(T, C)                                    \

@@ -1,21 +1,23 @@
-// Decode over caches in e4m3 with one scale: for mla_decode, whose products take float16, and for
-// mla_decode_e4m3. Tiles stay in shared memory as they are in the cache; whatever a product wants
-// otherwise becomes so in registers, on its way to the left operand.
+// Decode with keys and values as left operands, from registers, and rows as columns of products:
+// over caches in e4m3 with one scale, for mla_decode, whose products take float16, and for
+// mla_decode_e4m3; and over caches of 16 bits ("wide") for at most 16 rows a request, where 64 rows
+// of products would be four times the work and energy. Tiles stay in shared memory as they are in
+// the cache; whatever a product wants otherwise becomes so in registers.
 // Equations: reference/attention/mla_attention.hpp.
 //
 // A request has q_len x H rows (one per query and head), in blocks of 64, and its keys come in
 // tiles of 64 tokens: four slabs [64 tokens, 128 numbers] of 8 KiB, the latent, which is the values
-// too, and k_pe [64 tokens, 64 numbers]. A block of threads computes its rows over a run of tiles,
-// its share (mla_schedule.cuh); an item is the part of the share that belongs to one request.
+// too, and k_pe [64 tokens, 64 numbers]. Of 16 bits it is nine slabs [64 tokens, 64 columns], three
+// to a unit of the ring. A block of threads computes its rows over a run of tiles, its share
+// (mla_schedule.cuh); an item is the part of the share that belongs to one request.
 //
 //   grid   parts x blocks of rows, one block per processor at most; neighbours read the same keys
 //   block  4 warpgroups: 0 scores, 1 values' columns 0 to 255, 2 columns 256 to 511, 3 feeds
 //
-//   feeding  One warp loads tiles by tensor copies; from pages smaller than a tile (in float16) the
-//            lanes of two warps copy 16 bytes each. It loads an item's queries before them, into
-//            two places of the ring (products in e4m3), or another warp to their own place.
-//   scores   In float16: S^T = K Q^T, with K from registers, where numbers become float16
-//   (exactly).
+//   feeding  One warp loads tiles by tensor copies; from pages smaller than a tile (products in 16
+//            bits) the lanes of two warps copy 16 bytes each. It loads an item's queries before
+//            them, into two places of the ring (products in e4m3), or another warp to their place.
+//   scores   In 16 bits: S^T = K Q^T, with K from registers, where numbers become float16 exactly.
 //            A thread has two tokens of a quarter of the rows.
 //            In e4m3: S = Q K^T, with Q from registers, where each row becomes e4m3, times a power
 //            of two. A thread has a quarter of the tokens of two rows.
@@ -23,18 +25,20 @@
 //            in e4m3 as the sum of two numbers. base is the largest score so far less kShift, or
 //            less than that by at most kMostP - kShift, so outputs are rarely rescaled.
 //   outputs  O^T = alpha O^T + V^T p^T, with V^T from registers: ldmatrix transposes pairs of
-//            numbers, a byte permutation parts them. Nothing is written back, and the tile's place
-//            is free when it has been read.
+//            numbers, a byte permutation parts them (16 bits need none). Nothing is written back,
+//            and the tile's place is free when it has been read. Over 16 bits outputs are divided
+//            by the sum of the rounded p, as in mla_decode.cu.
 //
 // For products in e4m3 the tokens of a tile are in an order of their own in p^T and V^T, the one
 // that needs no shuffles: of each 16 the lane l % 4 = i has tokens 2 i, 2 i + 1, 2 i + 8 and 2 i +
-// 9, in one word. For products in float16 the columns of queries are: of each 16, products take the
-// first two of each four and then the last two.
+// 9, in one word. For products of numbers in float16 the columns of queries are: of each 16,
+// products take the first two of each four and then the last two.
 //
 // Divided requests. If several parts share a request, each leaves a piece in device memory: O / l
-// in float16 and lse. When all pieces are there, the parts merge them, each some of the columns, in
-// the order of the parts. Blocks wait for one another there, so all blocks of a launch must be
-// resident: the grid has at most one block per processor.
+// in float16 (over 16 bits times a power of two, one for each warp) and lse. When all pieces are
+// there, the parts merge them, each some of the columns, in the order of the parts. Blocks wait for
+// one another there, so all blocks of a launch must be resident: the grid has at most one block per
+// processor.
 #pragma once
 
 #include "kernels/attention/mla_arguments.cuh"
@@ -61,26 +65,35 @@ constexpr int kThreads = 4 * kWarpgroup;
 constexpr int kMergers = 2 * kWarpgroup;  ///< threads of the outputs' warpgroups
 constexpr int kDeferredTiles = 8;         ///< shorter items hand over p at once: see Block
 constexpr int kGatherers = 2;  ///< warps whose lanes copy small pages, half of a tile's tokens each
-constexpr float kPieceUnit = 128;  ///< pieces hold O / l times this: values end at 448
 
 /// Sizes of a block. N: rows that products have, kFewRows or kRows. M: the type of products, Fp16
-/// or E4m3.
-template <int N, class M>
+/// or E4m3, or the type of 16 bits that the cache has. C: the type of the cache.
+template <int N, class M, class C>
 struct Layout {
-  static constexpr bool kHalves = std::is_same_v<M, Fp16>;
-  static_assert(N == kFewRows || N == kRows);
-  static constexpr int kTiles = kHalves && N == kRows ? 3 : 5;  ///< places of the ring
-  static constexpr int kTerms = kHalves ? 1 : 2;                ///< numbers whose sum is a p
+  static constexpr bool kWide = std::is_same_v<M, C> && !std::is_same_v<C, E4m3>;
+  static constexpr bool kHalves = kWide || std::is_same_v<M, Fp16>;
+  static_assert(N == kFewRows || (N == kRows && !kWide));
+  /// Places of the ring, of a tile or of a unit of three slabs of 16 bits.
+  static constexpr int kTiles = kWide ? 8 : kHalves && N == kRows ? 3 : 5;
+  static constexpr int kTileSlabs = kWide ? kWidth / kTileColumns : kSlabs;
+  static constexpr int kUnitsOfTile = kWide ? 3 : 1;
+  static constexpr int kPlaceSlabs = kTileSlabs / kUnitsOfTile;
+  static constexpr int kPlaceBytes = kWide ? kPlaceSlabs * kSlabBytes : kTileBytes;
+  static constexpr int kColumns = kWide ? kTileColumns : kSlabColumns;  ///< of a slab
+  static constexpr int kTerms = kHalves ? 1 : 2;  ///< numbers whose sum is a p
   static constexpr int kTermBytes = kHalves ? N * kTileRowBytes : kRows * kTokens;
   static constexpr int kPBytes = kTerms * kTermBytes;
   static constexpr int kQuerySlabs = kHalves ? kWidth / kTileColumns : 0;
   static constexpr int kQuerySlabBytes = N * kTileRowBytes;
-  static constexpr int kFeedRegisters = 24;
-  static constexpr int kScoreRegisters = N == kFewRows ? 208 : 136;
-  static constexpr int kOutputRegisters = N == kFewRows ? 136 : 176;
+  static constexpr int kFeedRegisters = kWide ? 40 : 24;
+  static constexpr int kScoreRegisters = kWide ? 168 : N == kFewRows ? 208 : 136;
+  static constexpr int kOutputRegisters = kWide ? 152 : N == kFewRows ? 136 : 176;
   static constexpr int kSums = N == kFewRows ? 4 : 1;  ///< sums of a score in float16
-  static constexpr float kShift = kHalves ? 0 : 5;   ///< p is 2^kShift for the largest score so far
-  static constexpr float kMostP = kHalves ? 15 : 8;  ///< p is at most 2^kMostP; e4m3 ends at 448
+  static constexpr float kShift = kHalves ? 0 : 5;  ///< p is 2^kShift for the largest score so far
+  /// p is at most 2^kMostP; e4m3 ends at 448.
+  static constexpr float kMostP = kHalves && !kWide ? 15 : 8;
+  static constexpr int kSumsOfRow = kWide ? 2 : 1;      ///< of p, and of p as rounded
+  static constexpr float kPieceUnit = kWide ? 1 : 128;  ///< of O / l; values of e4m3 end at 448
 
   // Shared memory, by offsets in bytes:
   //
@@ -91,23 +104,24 @@ struct Layout {
   //   kFactors   float [kPs][64]: factors of the final outputs
   //   kGrown     int [kPs][4]: whether a warp of the scores has raised its base
   //   kMost      kHalves: float [4][64], the warps' largest scores of rows
-  //   kSum       kHalves: float [5][64], the warps' sums of rows, and base
+  //   kSum       kHalves: float [64], base; float [kSumsOfRow][4][64], the warps' sums of rows
   //   kBarriers, kShare
-  static constexpr int kQueries = kTiles * kTileBytes;
+  static constexpr int kQueries = kTiles * kPlaceBytes;
   static constexpr int kP = kQueries + kQuerySlabs * kQuerySlabBytes;
   static constexpr int kAlpha = kP + kPs * kPBytes;
   static constexpr int kFactors = kAlpha + kPs * kRows * 4;
   static constexpr int kGrown = kFactors + kPs * kRows * 4;
   static constexpr int kMost = kGrown + kPs * 16;
   static constexpr int kSum = kMost + (kHalves ? 4 * kRows * 4 : 0);
-  static constexpr int kBarriers = kSum + (kHalves ? 5 * kRows * 4 : 0);
+  static constexpr int kBarriers = kSum + (kHalves ? (1 + 4 * kSumsOfRow) * kRows * 4 : 0);
   static constexpr int kBarrierCount = kTiles * (kFullBarriers + 1) + 2 * kPs + 4;
   static constexpr int kShare = kBarriers + 8 * kBarrierCount;
   static constexpr int kSharedBytes = kShare + int{sizeof(Share)};
   static_assert(kSharedBytes <= 232448, "shared memory of a block");
 };
 
-constexpr int kCounted = 3;  ///< warpgroups that say that their part of a piece is there
+constexpr int kPieceVectors = 2;  ///< vectors of a lane in 8 rows of a piece
+constexpr int kCounted = 3;       ///< warpgroups that say that their part of a piece is there
 
 /// Per lane (MlaDecode::lane), and per divided request and block of rows: parts of pieces that are
 /// complete; readers that are done waiting. 0 between launches.
@@ -143,21 +157,26 @@ __device__ inline void add_product(float (&d)[N / 2], const std::uint32_t (&a)[4
           "+f"(d[7])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
 }
-/// One product in float16, D [64, N] += A [64, 16] B [16, N], with A in registers (hopper.cuh).
-template <int N>
+/// One product in 16 bits, D [64, N] += A [64, 16] B [16, N], with A in registers (hopper.cuh).
+#define LOCKSTEP_PRODUCT_16(TYPE)                                                           \
+  asm volatile(                                                                             \
+      "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"                                            \
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32." TYPE "." TYPE                           \
+      " {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1, 0; }"                     \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), \
+        "+f"(d[7])                                                                          \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)))
+template <int N, class M>
 __device__ inline void add_half_product(float (&d)[N / 2], const std::uint32_t (&a)[4],
                                         std::uint64_t b, bool accumulate) {
   if constexpr (N != kFewRows)
-    return Product<Fp16, N, false>::of(d, a, b, accumulate);
+    Product<M, N, false>::of(d, a, b, accumulate);
+  else if constexpr (std::is_same_v<M, Bf16>)
+    LOCKSTEP_PRODUCT_16("bf16");
   else
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-        "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1, 0; }"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+    LOCKSTEP_PRODUCT_16("f16");
 }
+#undef LOCKSTEP_PRODUCT_16
 /// store_matrices() of the transposed matrices.
 __device__ inline void store_transposed(std::uint32_t address, const std::uint32_t (&m)[4]) {
   asm volatile(
@@ -210,10 +229,11 @@ __device__ inline std::uint32_t bytes_of(std::uint32_t low, std::uint32_t high,
 }
 
 /// A block of threads: see Layout.
-template <int N, class M>
+template <int N, class M, class C>
 class Block {
-  using At = Layout<N, M>;
-  static constexpr bool kHalves = At::kHalves;
+  using At = Layout<N, M, C>;
+  using T = std::conditional_t<At::kWide, C, Bf16>;  ///< of queries and outputs
+  static constexpr bool kHalves = At::kHalves, kWide = At::kWide;
   static constexpr int kTerms = At::kTerms;
   static constexpr int kTiles = At::kTiles;
   static constexpr float kShift = At::kShift, kMostP = At::kMostP;
@@ -325,19 +345,22 @@ class Block {
       if constexpr (!kHalves)
         for (int i = 0; i < kQueryPlaces; ++i, ring.next()) load_queries(ring, item, i, leads);
 #pragma unroll 1
-      for (int t = 0; t < item.count; ++t, ring.next()) {
+      for (int t = 0; t < item.count; ++t, ring.skip(At::kUnitsOfTile)) {
         const int page = uniform(__shfl_sync(0xffffffffu, here, index & 31));
         const int token = within * kTokens;
-        barrier_wait(empty(ring.place), ring.parity ^ 1);
-#pragma unroll
-        for (int s = 0; s < kSlabs; ++s) {
-          expect_if(leads, full(ring.place, s), kSlabBytes);
-          load_tile_if(leads, slab(ring.place, s), maps_.cache, s * kSlabColumns, page, token,
-                       full(ring.place, s));
+        // A tile's copies start together: device memory delivers faster if all columns of a token
+        // are asked for at once.
+        wait_for_room(ring);
+        for_each_slab(ring, [&](int place, int s, int number) {
+          expect_if(leads, full(place, s), kSlabBytes);
+          load_tile_if(leads, slab(place, s), maps_.cache, number * At::kColumns, page, token,
+                       full(place, s));
+        });
+        if constexpr (!kWide) {
+          expect_if(leads, full(ring.place, kSlabs), kPeBytes);
+          load_tile_if(leads, slab(ring.place, kSlabs), maps_.pe, 0, page, token,
+                       full(ring.place, kSlabs));
         }
-        expect_if(leads, full(ring.place, kSlabs), kPeBytes);
-        load_tile_if(leads, slab(ring.place, kSlabs), maps_.pe, 0, page, token,
-                     full(ring.place, kSlabs));
         if (++within < tiles_of_page) continue;
         within = 0;
         if ((++index & 31) == 0) here = next, next = entry(index + 32);
@@ -355,26 +378,41 @@ class Block {
       const auto ask = [&](int t) { tokens.ask((item.first + t) * kTokens + 32 * half); };
       ask(0);
 #pragma unroll 1
-      for (int t = 0; t < item.count; ++t, ring.next()) {
+      for (int t = 0; t < item.count; ++t, ring.skip(At::kUnitsOfTile)) {
         tokens.reach();
         if (t + 1 < item.count) ask(t + 1);
-        barrier_wait(empty(ring.place), ring.parity ^ 1);
+        wait_for_room(ring);
 #pragma unroll 1
         for (int i = first; i < 32; i += 4) {
           const unsigned char* const from = tokens[i] + chunk * 16;
           const bool is = tokens.is_there(i);
           const int token = 32 * half + i;
-#pragma unroll
-          for (int s = 0; s < kSlabs; ++s)
-            start_copy(slab(ring.place, s) + tile_offset(token, chunk), from + s * kSlabColumns,
+          for_each_slab(ring, [&](int place, int s, int number) {
+            start_copy(slab(place, s) + tile_offset(token, chunk), from + number * kTileRowBytes,
                        is);
-          if (chunk < kPeColumns / 16)
+          });
+          if (!kWide && chunk < kPeColumns / 16)
             start_copy(slab(ring.place, kSlabs) + narrow_offset(token, chunk), from + kValues, is);
         }
-#pragma unroll
-        for (int s = 0; s < kFullBarriers; ++s) arrive_behind_copies(full(ring.place, s));
+        for_each_slab(ring, [&](int place, int s, int) { arrive_behind_copies(full(place, s)); });
+        if (!kWide) arrive_behind_copies(full(ring.place, kSlabs));
       }
     });
+  }
+  /// Waits until the places of a tile are free.
+  __device__ void wait_for_room(Step unit) const {
+#pragma unroll
+    for (int u = 0; u < At::kUnitsOfTile; ++u, unit.next())
+      barrier_wait(empty(unit.place), unit.parity ^ 1);
+  }
+  /// Calls body(place, its slab, slab of the tile) for each slab of 128 bytes a row of a tile.
+  template <class Body>
+  __device__ static void for_each_slab(Step unit, Body body) {
+#pragma unroll
+    for (int number = 0; number < At::kTileSlabs; ++number) {
+      body(unit.place, number % At::kPlaceSlabs, number);
+      if (number % At::kPlaceSlabs == At::kPlaceSlabs - 1) unit.next();
+    }
   }
   /// Loads the queries' columns 256 half ... 256 half + 255 into a place, in slabs of 64 columns of
   /// bf16, and of the last 64 columns the rows 32 half ... 32 half + 31 where k_pe would be.
@@ -473,7 +511,7 @@ class Block {
             }
             if (lane == 0) this->grown(tile.place)[warp] = grown;
             if constexpr (ends) {
-              const float unit = item.split.count == 1 ? kv_scale : kPieceUnit;
+              const float unit = item.split.count == 1 ? kv_scale : At::kPieceUnit;
 #pragma unroll
               for (int r = 0; r < 2; ++r) {
                 sum[r] = quad_sum(sum[r]);
@@ -656,6 +694,9 @@ class Block {
   // Products in float16: warp w has tokens 16 w ... 16 w + 15 of a tile, a lane two of them, and of
   // the rows 8 n + 2 (lane % 4) and the next.
   static constexpr int kOwnRows = N / 4;  ///< row number 2 n + i of a lane is row_of(2 n + i)
+  /// Of a lane's own rows, the sum of p; kWide: and the sum of p as rounded, by which outputs are
+  /// divided: where one key has most of the weight, its rounding then cancels.
+  using Sums = float[At::kSumsOfRow][kOwnRows];
   __device__ static int row_of(int own, int lane) {
     return own / 2 * 8 + 2 * (lane % 4) + own % 2;
   }
@@ -673,24 +714,31 @@ class Block {
       barrier_wait(queries_full(), queries_parity);
       queries_parity ^= 1;
       if (threadIdx.x < N) bases()[threadIdx.x] = 0.0f;
-      const bool all_halve = item.request == first;
-      halve_queries(all_halve ? kWarpgroup + kMergers : kWarpgroup);
-      if (all_halve) {
-        barrier_arrive(queries_halved());
-        barrier_wait(queries_halved(), 0);
+      if constexpr (!kWide) {
+        const bool all_halve = item.request == first;
+        halve_queries(all_halve ? kWarpgroup + kMergers : kWarpgroup);
+        if (all_halve) {
+          barrier_arrive(queries_halved());
+          barrier_wait(queries_halved(), 0);
+        }
       }
       sync_threads_of(7, kWarpgroup);
       const bool defers = kDefers && item.count >= kDeferredTiles;
-      float sum[kOwnRows];
+      Sums sums;
 #pragma unroll
-      for (float& s : sum) s = 0.0f;
+      for (auto& sum : sums)
+#pragma unroll
+        for (float& s : sum) s = 0.0f;
 #pragma unroll 1
-      for (int t = 0; t < item.count; ++t, ring.next(), tile.next()) {
+      for (int t = 0; t < item.count; ++t, ring.skip(At::kUnitsOfTile), tile.next()) {
         float S[N / 2];
         float2 base[N / 8];
-        multiply_halves(S, base, ring, warp, lane, [&] {
-          if (defers && t > 0) barrier_arrive(p_full(kPs - 1 - tile.place));
-        });
+        if constexpr (kWide)
+          multiply_wide(S, base, ring, warp, lane);
+        else
+          multiply_halves(S, base, ring, warp, lane, [&] {
+            if (defers && t > 0) barrier_arrive(p_full(kPs - 1 - tile.place));
+          });
         const bool ends = t + 1 == item.count;
         if (ends) {
           __syncwarp();
@@ -709,11 +757,11 @@ class Block {
         }
         const bool grown = t == 0 || any_exceeds(S);
         barrier_wait(p_empty(tile.place), tile.parity ^ 1);
-        if (__builtin_expect(grown, 0)) raise_rows(sum, S, tile.place, t == 0, warp, lane);
+        if (__builtin_expect(grown, 0)) raise_rows(sums, S, tile.place, t == 0, warp, lane);
         if (lane == 0) this->grown(tile.place)[warp] = grown;
-        weigh_rows(sum, S, base_ + At::kP + tile.place * At::kPBytes, warp, lane);
+        weigh_rows(sums, S, base_ + At::kP + tile.place * At::kPBytes, warp, lane);
         if (ends) {
-          share_sums(sum, warp, lane);
+          share_sums(sums, warp, lane);
           finish_rows(item, tile.place, kv_scale);
         }
         publish_to_async();
@@ -783,9 +831,9 @@ class Block {
       start_products();
 #pragma unroll
       for (int i = 2 * (n % 2); i < 2 * (n % 2) + 2; ++i)
-        add_half_product<N>(sums[i % kSums], K[n % kHeld][i % 2],
-                            further(Q, n / 2 * At::kQuerySlabBytes + i * 32),
-                            n / 2 + i / kSums > 0);
+        add_half_product<N, M>(sums[i % kSums], K[n % kHeld][i % 2],
+                               further(Q, n / 2 * At::kQuerySlabBytes + i * 32),
+                               n / 2 + i / kSums > 0);
       commit_products();
     }
 #pragma unroll
@@ -799,6 +847,45 @@ class Block {
       S[i] = sums[0][i];
       if constexpr (kSums == 4) S[i] = (S[i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
     }
+  }
+  /// The same over a tile of 16 bits, whose keys are left operands as they are: four sums, one for
+  /// each 16 columns of a slab. Two slabs are multiplied while the next one is loaded.
+  __device__ void multiply_wide(float (&S)[N / 2], float2 (&base)[N / 8], const Step& ring,
+                                int warp, int lane) const {
+    constexpr int kHeld = 3;  ///< slabs in registers
+    std::uint32_t K[kHeld][4][4];
+    float sums[4][N / 2];
+    const std::uint32_t own = tile_offset(warp * 16 + lane % 16, lane / 16);
+    const std::uint64_t Q = matrix(uniform(static_cast<int>(query_slab(0))));
+    Step unit = ring;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pin(sums[i]);
+#pragma unroll
+    for (int s = 0; s < At::kTileSlabs; ++s) {
+      const int of_place = s % At::kPlaceSlabs;
+      barrier_wait(full(unit.place, of_place), unit.parity);
+      if (s >= kHeld) wait_for_products<kHeld - 1>();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        load_matrices(K[s % kHeld][k], slab(unit.place, of_place) + (own ^ k * 32));
+      if (of_place == At::kPlaceSlabs - 1) unit.next();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) pin(K[s % kHeld][k]);
+      start_products();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        add_half_product<N, M>(sums[k], K[s % kHeld][k],
+                               further(Q, s * At::kQuerySlabBytes + k * 32), s > 0);
+      commit_products();
+    }
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n)
+      base[n] = *reinterpret_cast<const float2*>(bases() + row_of(2 * n, lane));
+    wait_for_products<0>();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pin(sums[i]);
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) S[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
   }
   /// Sets scores of keys that rows do not see so that they become -infinity: keys from token
   /// `there` on, and for rows of earlier queries those before it too.
@@ -832,7 +919,11 @@ class Block {
   }
   /// Of the item, by row.
   __device__ float* bases() const {
-    return reinterpret_cast<float*>(shared_ + At::kSum) + 4 * kRows;
+    return reinterpret_cast<float*>(shared_ + At::kSum);
+  }
+  /// The warps' sums of rows [4][64].
+  __device__ float* warp_sums(int which) const {
+    return bases() + (1 + 4 * which) * kRows;
   }
   /// Reduces a thread's own rows over the eight lanes that have them. Each step halves the rows
   /// that a lane keeps; the lane ends with kKept of them, from the number returned on.
@@ -857,8 +948,8 @@ class Block {
   }
   /// Raises the base of rows where p would exceed 2^kMostP, in an item's first tile of all rows,
   /// and leaves the factors for sums and outputs so far beside p.
-  __device__ void raise_rows(float (&sum)[kOwnRows], float (&S)[N / 2], int place, bool first,
-                             int warp, int lane) const {
+  __device__ void raise_rows(Sums& sums, float (&S)[N / 2], int place, bool first, int warp,
+                             int lane) const {
     float* const mosts = reinterpret_cast<float*>(shared_ + At::kMost);
     float most_of[kOwnRows];
 #pragma unroll
@@ -887,13 +978,13 @@ class Block {
       const float2 alpha = *reinterpret_cast<const float2*>(alphas(place) + row_of(2 * n, lane));
 #pragma unroll
       for (int i = 0; i < 4; ++i) S[4 * n + i] -= i % 2 == 0 ? up.x : up.y;
-      sum[2 * n] *= alpha.x;
-      sum[2 * n + 1] *= alpha.y;
+#pragma unroll
+      for (auto& sum : sums) sum[2 * n] *= alpha.x, sum[2 * n + 1] *= alpha.y;
     }
   }
   /// p = exp2(S), to shared memory as [rows, tokens], and added to the thread's sums.
-  __device__ static void weigh_rows(float (&sum)[kOwnRows], const float (&S)[N / 2],
-                                    std::uint32_t to, int warp, int lane) {
+  __device__ static void weigh_rows(Sums& sums, const float (&S)[N / 2], std::uint32_t to, int warp,
+                                    int lane) {
     const std::uint32_t own = to + tile_offset(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
 #pragma unroll
     for (int n = 0; n < N / 8; n += 2) {
@@ -902,19 +993,27 @@ class Block {
       for (int i = 0; i < 4; ++i) {
         const float* const s = S + 4 * (n + i / 2) + i % 2 * 2;
         const float x = exp2_fast(s[0]), y = exp2_fast(s[1]);
-        p[i] = pack<Fp16>(x, y);
-        sum[2 * (n + i / 2)] += x;
-        sum[2 * (n + i / 2) + 1] += y;
+        p[i] = pack<M>(x, y);
+        sums[0][2 * (n + i / 2)] += x;
+        sums[0][2 * (n + i / 2) + 1] += y;
+        if constexpr (kWide) {
+          const float2 rounded = unpack<M>(p[i]);
+          sums[1][2 * (n + i / 2)] += rounded.x;
+          sums[1][2 * (n + i / 2) + 1] += rounded.y;
+        }
       }
       store_transposed(own + n * 8 * kTileRowBytes, p);
     }
   }
   /// Leaves the warps' sums of rows in shared memory.
-  __device__ void share_sums(float (&sum)[kOwnRows], int warp, int lane) const {
-    float* const sums = reinterpret_cast<float*>(shared_ + At::kSum);
-    const int kept = reduce_rows(sum, lane, [](float x, float y) { return x + y; });
+  __device__ void share_sums(Sums& sums, int warp, int lane) const {
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) sums[warp * kRows + row_of(kept + i, lane)] = sum[i];
+    for (int which = 0; which < At::kSumsOfRow; ++which) {
+      const int kept = reduce_rows(sums[which], lane, [](float x, float y) { return x + y; });
+#pragma unroll
+      for (int i = 0; i < kKept; ++i)
+        warp_sums(which)[warp * kRows + row_of(kept + i, lane)] = sums[which][i];
+    }
     sync_threads_of(7, kWarpgroup);
   }
   /// Stores lse of an item's rows, one per thread: to the output, or to the piece's numbers in
@@ -924,13 +1023,17 @@ class Block {
     const bool divided = item.split.count > 1;
     const int row = static_cast<int>(threadIdx.x), number = first_row_ + row;
     if (row < N) {
-      const float* const sums = reinterpret_cast<const float*>(shared_ + At::kSum) + row;
-      const float whole =
-          place < 0 ? 0.0f : (sums[0] + sums[kRows]) + (sums[2 * kRows] + sums[3 * kRows]);
+      const auto sum_of = [&](int which) {
+        const float* const sums = warp_sums(which) + row;
+        return (sums[0] + sums[kRows]) + (sums[2 * kRows] + sums[3 * kRows]);
+      };
+      const float whole = place < 0 ? 0.0f : sum_of(0);
       // A row that sees no key gets factor 0; a NaN sum stays NaN.
       const bool seen = whole > 0 || whole != whole;
       const float log2_sum = seen ? bases()[row] + log2f(whole) : -INFINITY;
-      if (place >= 0) factors(place)[row] = seen ? (divided ? kPieceUnit : kv_scale) / whole : 0.0f;
+      if (place >= 0)
+        factors(place)[row] =
+            seen ? (divided ? At::kPieceUnit : kv_scale) / (kWide ? sum_of(1) : whole) : 0.0f;
       if (divided)
         numbers_at(place_of(item.split, item.piece))[row] = log2_sum;
       else if (number < p_.rows)
@@ -944,7 +1047,8 @@ class Block {
   // --- Outputs ---
 
   /// A thread's outputs, in four products of 64 columns. Of product m, O[m][4 n + i] is row 8 n + 2
-  /// (lane % 4) + i % 2, column 64 m + 16 warp + 2 (lane / 4) + i / 2 of the side.
+  /// (lane % 4) + i % 2, column 64 m + 16 warp + 2 (lane / 4) + i / 2 of the side; kWide: column 64
+  /// m + 16 warp + lane / 4 + 8 (i / 2).
   using Outputs = float[kSideTiles][N / 2];
 
   /// The outputs' warpgroup of a side (columns 256 side ... 256 side + 255).
@@ -962,7 +1066,7 @@ class Block {
         for (int i = 0; i < kSideTiles * N / 2; ++i) O[i / (N / 2)][i % (N / 2)] = 0.0f;
       } else if constexpr (!kHalves) {
         ring.skip(kQueryPlaces);
-      } else if (item.request == first) {
+      } else if (!kWide && item.request == first) {
         barrier_wait(queries_full(), 0);
         halve_queries(kWarpgroup + kMergers);
         barrier_arrive(queries_halved());
@@ -971,19 +1075,23 @@ class Block {
 #pragma unroll 1
       for (int t = 0; t < item.count; ++t) {
         const int seen = item.length - (item.first + t) * kTokens;
-        if constexpr (kHalves)
+        if constexpr (kWide)
+          add_wide_tile(O, ring, tile, side, seen, t, warp, lane);
+        else if constexpr (kHalves)
           add_tile_of_halves(O, ring, tile, own, side, seen, t, lane);
         else
           add_tile(O, ring, tile, own, side, seen, t, lane);
         place = tile.place;
         if (t + 1 < item.count) barrier_arrive(p_empty(tile.place));
         tile.next();
-        ring.next();
+        ring.skip(At::kUnitsOfTile);
       }
-      if (item.split.count == 1)
-        store_outputs(O, place, item, side, warp, lane);
-      else
+      if (item.split.count > 1)
         store_piece(O, place, item, side, warp, lane);
+      else if constexpr (kWide)
+        store_wide(O, place, item, side, warp, lane);
+      else
+        store_outputs(O, place, item, side, warp, lane);
       if (item.count > 0) barrier_arrive(p_empty(place));
     });
   }
@@ -1048,8 +1156,8 @@ class Block {
       start_products();
 #pragma unroll
       for (int k = 0; k < 2; ++k)
-        add_half_product<N>(O[i / 2], V[i % 2][k], further(P, 64 * (i % 2) + 32 * k),
-                            t + i % 2 + k > 0);
+        add_half_product<N, M>(O[i / 2], V[i % 2][k], further(P, 64 * (i % 2) + 32 * k),
+                               t + i % 2 + k > 0);
       commit_products();
     };
     read(0);
@@ -1068,6 +1176,61 @@ class Block {
       multiply(i);
       if (i + 1 < kGroups) read(i + 1);
     }
+    wait_for_products<0>();
+#pragma unroll
+    for (int m = 0; m < kSideTiles; ++m) pin(O[m]);
+  }
+  /// The same over a tile of 16 bits: all of the side's values are in registers when p comes, and
+  /// their places free again. Not before: copies that start unit by unit, or while more than two
+  /// tiles are on their way, take 0.5 to 2 % longer.
+  __device__ void add_wide_tile(Outputs& O, const Step& ring, const Step& tile, int side, int seen,
+                                int t, int warp, int lane) const {
+    std::uint32_t V[kSideTiles][4][4];
+    const std::uint32_t own = tile_offset(lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
+#pragma unroll
+    for (int m = 0; m < kSideTiles; ++m) {
+      const int s = kSideTiles * side + m;
+      Step unit = ring;
+      unit.skip(s / At::kPlaceSlabs);
+      barrier_wait(full(unit.place, s % At::kPlaceSlabs), unit.parity);
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        load_transposed(V[m][k],
+                        slab(unit.place, s % At::kPlaceSlabs) + own + k * 16 * kTileRowBytes);
+    }
+    if (seen < kTokens) {  // their p is 0, and 0 times what lies there (perhaps NaN) must be 0
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int token = 16 * k + i / 2 * 8 + 2 * (lane % 4);
+          const std::uint32_t mask =
+              (token < seen ? 0xffffu : 0u) | (token + 1 < seen ? 0xffff0000u : 0u);
+#pragma unroll
+          for (int m = 0; m < kSideTiles; ++m) V[m][k][i] &= mask;
+        }
+    }
+    barrier_wait(p_full(tile.place), tile.parity);
+    __syncwarp();
+    Step unit = ring;
+#pragma unroll
+    for (int u = 0; u < At::kUnitsOfTile; ++u, unit.next())
+      arrive_if(lane == 0 || gathers(), empty(unit.place));
+    if (t > 0) rescale(O, tile.place, lane);
+    const std::uint64_t P = matrix(base_ + At::kP + tile.place * At::kPBytes);
+#pragma unroll
+    for (int m = 0; m < kSideTiles; ++m) {
+      pin(O[m]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) pin(V[m][k]);
+    }
+    start_products();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+#pragma unroll
+      for (int m = 0; m < kSideTiles; ++m)
+        add_half_product<N, M>(O[m], V[m][k], further(P, 32 * k), t + k > 0);
+    commit_products();
     wait_for_products<0>();
 #pragma unroll
     for (int m = 0; m < kSideTiles; ++m) pin(O[m]);
@@ -1134,20 +1297,57 @@ class Block {
         const int row = 8 * n + 2 * (lane % 4) + r, number = first_row_ + row;
         if (number >= p_.rows) continue;
         const float factor = item.count > 0 ? factors(place)[row] : 0.0f;
-        Bf16* const out = out_of(item.request, number) + column_of(side, 0, warp, lane);
+        T* const out = out_of(item.request, number) + column_of(side, 0, warp, lane);
 #pragma unroll
         for (int m = 0; m < kSideTiles; ++m)
           *reinterpret_cast<std::uint32_t*>(out + 64 * m) =
               pack<Bf16>(O[m][4 * n + r] * factor, O[m][4 * n + 2 + r] * factor);
       }
   }
+  /// The same of products over a tile of 16 bits: each 8 columns of 8 rows are transposed, so that
+  /// a lane has two neighbouring columns of row lane / 4.
+  __device__ void store_wide(const Outputs& O, int place, const Item& item, int side, int warp,
+                             int lane) const {
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n) {
+      const float2 factor = factors_of(place, item, n, lane);
+      const int number = first_row_ + 8 * n + lane / 4;
+      T* const out = number < p_.rows ? out_of(item.request, number) : nullptr;
+#pragma unroll
+      for (int m = 0; m < kSideTiles; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float* const o = O[m] + 4 * n + 2 * half;
+          const std::uint32_t pair = turned(o[0] * factor.x, o[1] * factor.y);
+          if (out != nullptr)
+            *reinterpret_cast<std::uint32_t*>(out + wide_column_of(side, m, warp, half, lane)) =
+                pair;
+        }
+    }
+  }
+  /// Of an 8 x 8 matrix, lane's column lane / 4 in rows 2 (lane % 4) and the next; returned are row
+  /// lane / 4, columns 2 (lane % 4) and the next, in T. Every lane takes part, before any branch.
+  __device__ static std::uint32_t turned(float a, float b) {
+    std::uint32_t pair = transposed_in_warp(pack<T>(a, b));
+    asm volatile("" : "+r"(pair));
+    return pair;
+  }
+  /// Factors of the rows 8 n + 2 (lane % 4) and the next.
+  __device__ float2 factors_of(int place, const Item& item, int n, int lane) const {
+    return item.count > 0
+               ? *reinterpret_cast<const float2*>(factors(place) + 8 * n + 2 * (lane % 4))
+               : make_float2(0.0f, 0.0f);
+  }
   /// The first of a thread's two neighbouring columns in product m of a side.
   __device__ static int column_of(int side, int m, int warp, int lane) {
     return side * 256 + m * 64 + warp * 16 + lane / 4 * 2;
   }
-  __device__ Bf16* out_of(int request, int number) const {
+  __device__ static int wide_column_of(int side, int m, int warp, int half, int lane) {
+    return side * 256 + m * 64 + warp * 16 + half * 8 + lane % 4 * 2;
+  }
+  __device__ T* out_of(int request, int number) const {
     const int query = number / p_.heads, head = number - query * p_.heads;
-    return static_cast<Bf16*>(p_.out) + request * p_.out_strides[0] + query * p_.out_strides[1] +
+    return static_cast<T*>(p_.out) + request * p_.out_strides[0] + query * p_.out_strides[1] +
            head * p_.out_strides[2];
   }
 
@@ -1162,43 +1362,69 @@ class Block {
   __device__ int place_of(const Split& split, int piece) const {
     return ((split.first_part + piece) * p_.row_blocks + row_block_) * 2 + (piece == 0);
   }
-  /// A piece's outputs as vectors of eight float16: [group of 8 rows][side][warp][2][lane].
+  /// A piece's outputs as vectors of eight float16: [group of 8 rows][side][warp][kPieceVectors]
+  /// [lane].
   __device__ uint4* piece_at(int place) const {
     return reinterpret_cast<uint4*>(p_.pieces + std::int64_t{place} * kPieceBytes);
   }
-  /// lse of a piece's rows, in powers of two.
+  /// lse of a piece's rows, in powers of two; kWide: from kFewRows on units of O / l [side][warp].
   __device__ float* numbers_at(int place) const {
     return p_.piece_numbers + std::int64_t{place} * kRows;
   }
   __device__ int* counter_of(const Split& split) const {
     return counters[p_.lane][split.first_part * p_.row_blocks + row_block_];
   }
-  static constexpr int kGroupVectors = 2 * 4 * 2 * 32;  ///< vectors of 8 rows
+  static constexpr int kGroupVectors = 2 * 4 * kPieceVectors * 32;  ///< vectors of 8 rows
 
-  /// Stores the outputs of a piece in float16. They are means of values, of at most 448.
+  /// Stores the outputs of a piece.
   __device__ void store_piece(const Outputs& O, int place, const Item& item, int side, int warp,
                               int lane) const {
-    uint4* const to =
-        piece_at(place_of(item.split, item.piece)) + (side * 4 + warp) * 2 * 32 + lane;
+    const int at = place_of(item.split, item.piece);
+    uint4* const to = piece_at(at) + (side * 4 + warp) * kPieceVectors * 32 + lane;
+    float unit = 1.0f;
+    if constexpr (kWide) {
+      unit = unit_of(O, place, item, lane);
+      if (lane == 0) numbers_at(at)[kFewRows + side * 4 + warp] = 1.0f / unit;
+    }
     const int groups = row_groups();
 #pragma unroll
     for (int n = 0; n < N / 8; ++n) {
       if (n >= groups) break;
-      const float2 factor =
-          item.count > 0 ? *reinterpret_cast<const float2*>(factors(place) + 8 * n + 2 * (lane % 4))
-                         : make_float2(0.0f, 0.0f);
+      float2 factor = factors_of(place, item, n, lane);
+      factor.x *= unit, factor.y *= unit;
+      const auto pair = [&](int m, int r) {
+        const float f = r == 0 ? factor.x : factor.y;
+        const float* const o = O[m] + 4 * n;
+        if constexpr (kWide) return pack<Fp16>(o[2 * r] * factor.x, o[2 * r + 1] * factor.y);
+        return pack<Fp16>(o[r] * f, o[2 + r] * f);
+      };
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const auto pair = [&](int m, int r) {
-          const float f = r == 0 ? factor.x : factor.y;
-          return pack<Fp16>(O[m][4 * n + r] * f, O[m][4 * n + 2 + r] * f);
-        };
+      for (int j = 0; j < kPieceVectors; ++j)
         to[n * kGroupVectors + j * 32] =
             make_uint4(pair(2 * j, 0), pair(2 * j, 1), pair(2 * j + 1, 0), pair(2 * j + 1, 1));
-      }
     }
     sync_threads_of(1 + side, kWarpgroup);
     if (threadIdx.x % kWarpgroup == 0) count_up(counter_of(item.split));
+  }
+
+  /// The power of two that brings the largest finite O / l of the warp to between 2^14 and 2^15.
+  __device__ float unit_of(const Outputs& O, int place, const Item& item, int lane) const {
+    std::uint32_t most = 0;
+#pragma unroll
+    for (int n = 0; n < N / 8; ++n) {
+      const float2 factor = factors_of(place, item, n, lane);
+#pragma unroll
+      for (int m = 0; m < kSideTiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float x = fabsf(O[m][4 * n + i] * (i % 2 == 0 ? factor.x : factor.y));
+          if (x < INFINITY) most = max(most, __float_as_uint(x));
+        }
+    }
+    constexpr int kBias = 127, kMantissa = 23, kMostExponent = 2 * kBias - 1;
+    const int exponent = static_cast<int>(__reduce_max_sync(0xffffffffu, most) >> kMantissa);
+    const int of_unit = min(2 * kBias + 14 - exponent, kMostExponent);
+    return __uint_as_float(static_cast<std::uint32_t>(of_unit) << kMantissa);
   }
 
   /// The scores' first warp: waits until the pieces of all parts are there, and lets the mergers
@@ -1317,14 +1543,14 @@ class Block {
       for (int i = 0; i < kSlots && at < end; ++i) {
         const uint4 got =
             *reinterpret_cast<const uint4*>(shared_ + kCopies + (i * kMergers + thread) * 16);
-        const float2 weight = *reinterpret_cast<const float2*>(
-            weights + added * kRows + at / kGroupVectors * 8 + 2 * (lane % 4));
-        const float2 x = unpack<Fp16>(got.x), y = unpack<Fp16>(got.y);
-        const float2 z = unpack<Fp16>(got.z), w = unpack<Fp16>(got.w);
-        add(sum[0], weight.x, x.x), add(sum[1], weight.x, x.y);
-        add(sum[2], weight.y, y.x), add(sum[3], weight.y, y.y);
-        add(sum[4], weight.x, z.x), add(sum[5], weight.x, z.y);
-        add(sum[6], weight.y, w.x), add(sum[7], weight.y, w.y);
+        const float* const of_piece = weights + added * kRows;
+        float2 weight =
+            *reinterpret_cast<const float2*>(of_piece + at / kGroupVectors * 8 + 2 * (lane % 4));
+        if constexpr (kWide) {
+          const float unit = of_piece[kFewRows + at % kGroupVectors / (kPieceVectors * 32)];
+          weight.x *= unit, weight.y *= unit;
+        }
+        add_vector(sum, weight, got);
         if ((added += sets) < count) continue;
         added = set;
         if (sets == 1) {
@@ -1351,16 +1577,26 @@ class Block {
       for (int j = 0; j < 8; ++j) sum[j] += sums[j * kMergers + other * mine + thread];
     store_merged(first, sum);
   }
+  /// Adds a piece's vector, times the weights of its two rows.
+  __device__ static void add_vector(float (&sum)[8], float2 weight, const uint4& got) {
+    const std::uint32_t pairs[4] = {got.x, got.y, got.z, got.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<Fp16>(pairs[i]);
+      add(sum[2 * i], kWide || i % 2 == 0 ? weight.x : weight.y, x.x);
+      add(sum[2 * i + 1], !kWide && i % 2 == 0 ? weight.x : weight.y, x.y);
+    }
+  }
   /// sum += weight x value. The weight of a piece that has seen no key is 0, and its values are 0
   /// too.
   __device__ static void add(float& sum, float weight, float value) {
     sum = fmaf(weight, value, sum);
   }
 
-  /// Copies lse of all pieces to shared memory.
+  /// Copies lse of all pieces to shared memory, and their units.
   __device__ void copy_numbers(const Split& split) const {
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
-    const int quads = 2 * row_groups();  // 16-byte chunks of a piece
+    const int quads = kWide ? (kFewRows + 8) / 4 : 2 * row_groups();  // 16-byte chunks of a piece
     const int at_once = kMergers / quads, row = thread % quads * 4;
     if (thread >= at_once * quads) return;
 #pragma unroll 1
@@ -1399,12 +1635,12 @@ class Block {
     if (is) {
       const bool seen = sum > 0 || sum != sum;
       const float kv_scale = p_.kv_scale != nullptr ? *p_.kv_scale : 1.0f;
-      const float share = seen ? kv_scale / kPieceUnit / sum : 0.0f;
+      const float share = seen ? kv_scale / At::kPieceUnit / sum : 0.0f;
 #pragma unroll 1
       for (int i = reader; i < count; i += kReaders) weights[i * kRows + row] *= share;
       const int number = first_row_ + row;
       if (reader == 0) {
-        reinterpret_cast<Bf16**>(shared_ + kRowsOut)[row] =
+        reinterpret_cast<T**>(shared_ + kRowsOut)[row] =
             number < p_.rows ? out_of(request, number) : nullptr;
         if (number < p_.rows && part_ == split.first_part)
           lse(request, number) = lse_of(seen ? most + log2f(sum) : -INFINITY);
@@ -1416,15 +1652,24 @@ class Block {
   __device__ void store_merged(int at, const float (&sum)[8]) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int within = at % kGroupVectors, side = within / (kGroupVectors / 2);
-    const int warp = within / 64 % 4, m = within / 32 % 2 * 2;
-    Bf16* const* const rows =
-        reinterpret_cast<Bf16**>(shared_ + kRowsOut) + at / kGroupVectors * 8 + 2 * (lane % 4);
+    const int vector = within / 32 % kPieceVectors, warp = within / 32 / kPieceVectors % 4;
+    T* const* const rows = reinterpret_cast<T**>(shared_ + kRowsOut) + at / kGroupVectors * 8;
+    const auto store = [&](int row, int column, std::uint32_t pair) {
+      if (T* const out = rows[row]) *reinterpret_cast<std::uint32_t*>(out + column) = pair;
+    };
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (rows[r] == nullptr) continue;
-      Bf16* const out = rows[r] + column_of(side, m, warp, lane);
-      *reinterpret_cast<std::uint32_t*>(out) = pack<Bf16>(sum[2 * r], sum[2 * r + 1]);
-      *reinterpret_cast<std::uint32_t*>(out + 64) = pack<Bf16>(sum[4 + 2 * r], sum[5 + 2 * r]);
+    for (int i = 0; i < 2; ++i) {
+      const int m = 2 * vector;
+      if constexpr (kWide) {
+        const auto row_pair = [&](int j) { return turned(sum[j + 2 * i], sum[j + 2 * i + 1]); };
+        const std::uint32_t first = row_pair(0), second = row_pair(4);
+        store(lane / 4, wide_column_of(side, m, warp, i, lane), first);
+        store(lane / 4, wide_column_of(side, m + 1, warp, i, lane), second);
+      } else {
+        const int row = 2 * (lane % 4) + i, column = column_of(side, m, warp, lane);
+        store(row, column, pack<T>(sum[2 * i], sum[2 * i + 1]));
+        store(row, column + 64, pack<T>(sum[4 + 2 * i], sum[5 + 2 * i]));
+      }
     }
   }
 
@@ -1452,7 +1697,7 @@ class Block {
   }
   /// Slab s of a place; s = kSlabs: its k_pe.
   __device__ std::uint32_t slab(int place, int s) const {
-    return base_ + place * kTileBytes + s * kSlabBytes;
+    return base_ + place * At::kPlaceBytes + s * kSlabBytes;
   }
   __device__ std::uint32_t barrier(int number) const {
     return base_ + At::kBarriers + 8 * number;
@@ -1490,16 +1735,17 @@ class Block {
   int part_, row_block_, first_row_;
 };
 
-template <int N, class M>
+template <int N, class M, class C>
 __global__ void __launch_bounds__(kThreads, 1)
     narrow_kernel(const __grid_constant__ Decode p, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  using At = Layout<N, M>;
-  const Block<N, M> block(p, maps, shared);
+  using At = Layout<N, M, C>;
+  const Block<N, M, C> block(p, maps, shared);
   const int warp = uniform(static_cast<int>(threadIdx.x / 32));
   const int group = warp / 4;
   if (threadIdx.x == 0) {
-    prefetch_map(maps.q), prefetch_map(maps.cache), prefetch_map(maps.pe);
+    prefetch_map(maps.q), prefetch_map(maps.cache);
+    if (!At::kWide) prefetch_map(maps.pe);
     block.init_barriers();
   }
   block.ask_ahead();
@@ -1528,9 +1774,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- The host ------------------------------------------------------------------------------------
 
-using Arguments = MlaDecode<Bf16, E4m3>;
-
-inline std::int64_t workspace(const char* name, const Arguments& in) {
+inline std::int64_t workspace(const char* name, const MlaDecode<Bf16, E4m3>& in) {
   return Grid(name, in).workspace(kRows);
 }
 
@@ -1568,38 +1812,45 @@ CUtensorMap bytes_map(const char* name, const TensorView<const E4m3, 3>& cache, 
   return map;
 }
 
-template <int N, class M>
-void start(const char* name, const Decode& p, Maps& maps, const Arguments& in,
+template <int N, class M, class T, class C>
+void start(const char* name, const Decode& p, Maps& maps, const MlaDecode<T, C>& in,
            cudaStream_t stream) {
-  constexpr int kSharedBytes = Layout<N, M>::kSharedBytes;
+  constexpr int kSharedBytes = Layout<N, M, C>::kSharedBytes;
   static const auto kernel = [&] {
-    const auto found = narrow_kernel<N, M>;
+    const auto found = narrow_kernel<N, M, C>;
     check_cuda(
         cudaFuncSetAttribute(found, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
         name);
     return found;
   }();
-  maps.q = tile_map(name, rows_of(in), Layout<N, M>::kHalves ? N : kQueryRows);
+  maps.q = tile_map(name, rows_of(in), Layout<N, M, C>::kHalves ? N : kQueryRows);
   launch(name, kernel, dim3(static_cast<unsigned>(p.parts * p.row_blocks)), dim3(kThreads),
          kSharedBytes, stream, true, p, maps);
 }
 
-/// Starts the decode, with arguments that have been checked, by products of type M: with Fp16 of at
-/// most kFewRows rows a request.
-template <class M>
-void decode(const char* name, const Arguments& in, cudaStream_t stream) {
+/// Starts the decode, with arguments that have been checked, by products of type M. A cache of 16
+/// bits has M, pages of whole tiles, and at most kFewRows rows a request.
+template <class M, class T, class C>
+void decode(const char* name, const MlaDecode<T, C>& in, cudaStream_t stream) {
   const std::int64_t pages = in.cache.extent(0), page = in.cache.extent(1);
+  constexpr bool kWide = Layout<kFewRows, M, C>::kWide;
   Decode p = parameters(in, Grid(name, in));
-  p.fewest = root_of_piece(p.rows) / 4;  // from times: a tile takes 0.7 us
+  // From times: a tile takes 0.7 us, of 16 bits 1.3 us.
+  p.fewest = root_of_piece(p.rows) / (kWide ? 5 : 4);
   Maps maps{};
-  if (pages > 0 && page >= kTokens) {
+  if constexpr (kWide) {
+    if (pages > 0 && page >= kTokens)
+      maps.cache = latent_map(name,
+                              make_view(in.cache.data_handle(), Shape<3>{page, pages, kWidth},
+                                        Shape<3>{in.cache.stride(1), in.cache.stride(0), 1}),
+                              kTileColumns, kTokens);
+  } else if (pages > 0 && page >= kTokens) {
     maps.cache = bytes_map<kSlabColumns>(name, in.cache, 0, kValues);
     maps.pe = bytes_map<kPeColumns>(name, in.cache, kValues, kPeColumns);
   }
-  if (p.rows <= kFewRows)
-    start<kFewRows, M>(name, p, maps, in, stream);
-  else
-    start<kRows, M>(name, p, maps, in, stream);
+  if constexpr (!kWide)
+    if (p.rows > kFewRows) return start<kRows, M>(name, p, maps, in, stream);
+  start<kFewRows, M>(name, p, maps, in, stream);
 }
 
 }  // namespace lockstep::kernels::mla::narrow

@@ -152,11 +152,15 @@ void Batch::describe(Case& into) const {
       token.position = i;
       into.tokens.push_back(token);
     }
-    if (token.padding || lengths[n] == 0) continue;
+    if (token.padding) continue;
     const auto entry = [&](std::int64_t column) {
       return in_order ? static_cast<std::int32_t>(row)
                       : entries[n * width + static_cast<std::size_t>(column)];
     };
+    if (lengths[n] == 0) {
+      if (entry(0) >= 0) into.slots[static_cast<std::size_t>(entry(0))].token = token;
+      continue;
+    }
     use(entry(one_slot_per_row ? 0 : count - 1), SlotUse::read, token);
     if (!writes) continue;
     if (columns > 0 && !one_slot_per_row) {
@@ -314,7 +318,11 @@ void add_fresh_rows(Case& c, std::int64_t rows, const std::vector<std::int64_t>&
   for (std::int64_t row = 0; row < rows; ++row) resumes.push_back(is_fresh(row) ? 0 : 1);
   c.tensors.push_back(indices("has_initial_state", {rows}, resumes, {"row"}));
   c.tensors.back().type = ElementType::boolean;
-  for (CaseSlot& slot : c.slots) slot.read = slot.read && !is_fresh(slot.token.row);
+  for (CaseSlot& slot : c.slots) {
+    if (!is_fresh(slot.token.row)) continue;
+    slot.read = false;
+    if (slot.token.row_size == 0) slot.use = SlotUse::written;  // with zeros
+  }
 }
 
 void poison_padding(Tensor& tensor, const Case& of) {

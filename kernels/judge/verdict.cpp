@@ -44,8 +44,9 @@ bool may_write(const Case& c, const Tensor& tensor, std::int64_t i) {
 
 std::string slot_story(const Case& c, std::int64_t slot) {
   const CaseSlot& named = c.slots[static_cast<std::size_t>(slot)];
-  std::string story =
-      named.use == SlotUse::read ? " (a row reads it, none writes it)" : " (no row names it)";
+  std::string story = named.use == SlotUse::read  ? " (a row reads it, none writes it)"
+                      : named.token.row_size == 0 ? " (its row has no token)"
+                                                  : " (no row names it)";
   const bool has_padding =
       std::any_of(c.tokens.begin(), c.tokens.end(),
                   [](const CaseToken& token) { return token.padding && token.row >= 0; });
@@ -260,10 +261,11 @@ std::string token_rule(const std::set<std::int64_t>& wrong, std::int64_t extent,
       {[](const CaseToken& t) { return t.row < 0; }, "only after the last row"},
       {[](const CaseToken& t) { return t.padding && t.row >= 0; },
        "only rows whose slot is padding"},
-      {[](const CaseToken& t) { return t.position > 0; },
-       "only tokens after the first of their row"},
+      {[](const CaseToken& t) { return t.row_size == 0; }, "only rows without a token"},
       {[](const CaseToken& t) { return t.position > 0 && t.position + 1 == t.row_size; },
        "only the last tokens of rows"},
+      {[](const CaseToken& t) { return t.position > 0; },
+       "only tokens after the first of their row"},
       {[](const CaseToken& t) { return t.accepted > 1; },
        "only rows that had accepted more than one token"},
       {[](const CaseToken& t) { return t.row == 0; }, "only the first row"},

@@ -3,8 +3,14 @@
 #include <iostream>
 
 #include "reference/protocol/subject.hpp"
+#if __has_include(<cuda/std/mdspan>)
+#include "reference/tensors/view.hpp"
+#endif
 
 int main() {
+#if __has_include(<cuda/std/mdspan>)
+  std::cout << "with tensors of rank " << lockstep::TensorView<float, 3>::rank() << '\n';
+#endif
   using lockstep::OracleEntry;
   using lockstep::PolicyEntry;
   using lockstep::Registry;

@@ -40,6 +40,12 @@ class ConfigFields {
     return 1;
   }
   double positive(const char* name) { return positive(object_, name); }
+  /// A field that is false where it is absent.
+  bool flag(const char* name) {
+    const nlohmann::json found = object_.value(name, nlohmann::json(false));
+    if (!found.is_boolean()) note(std::string(name) + " is " + found.dump() + ", no true or false");
+    return found == true;
+  }
   /// Expects a field to be absent or to have this value.
   void is(const nlohmann::json& object, const char* name, const nlohmann::json& value) {
     const nlohmann::json found = object.is_object() ? object.value(name, value) : nlohmann::json();

@@ -58,9 +58,7 @@ Result<Qwen3Config> read_qwen3_config(const std::string& path) {
                      .num_attention_heads = fields.size("num_attention_heads"),
                      .num_key_value_heads = fields.size("num_key_value_heads"),
                      .head_dim = fields.size("head_dim")};
-  const json tied = object.value("tie_word_embeddings", json(false));
-  if (!tied.is_boolean()) fields.note("tie_word_embeddings is " + tied.dump());
-  config.tie_word_embeddings = tied == true;
+  config.tie_word_embeddings = fields.flag("tie_word_embeddings");
   config.rms_norm_eps = fields.positive("rms_norm_eps");
   const json rope = fields.rope();
   config.rope_theta = fields.positive(rope, "rope_theta");

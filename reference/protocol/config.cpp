@@ -197,25 +197,34 @@ void Config::put(std::string_view option, std::string_view value) {
     options.insert_or_assign(std::string(option), std::string(value));
 }
 
-Result<void> Config::set_all(std::string_view list, ConfigFields* named) {
+std::string_view take_setting(std::string_view& list) {
   // Some values hold commas (graph_batches=4,8) or `=` (scheduler=NAME:option=3). So a value ends
   // at the last comma before the next `=`; a `=` without a comma before it belongs to the value.
+  const std::size_t equals = list.find('=');
+  std::size_t end = list.size();
+  for (std::size_t next = equals; equals != std::string_view::npos && end == list.size();) {
+    next = list.find('=', next + 1);
+    if (next == std::string_view::npos) break;
+    const std::size_t comma = list.rfind(',', next);
+    if (comma != std::string_view::npos && comma > equals) end = comma;
+  }
+  const std::string_view setting = list.substr(0, end);
+  list.remove_prefix(std::min(end + 1, list.size()));
+  return setting;
+}
+
+Result<void> Config::set_all(std::string_view list, ConfigFields* named) {
+  ConfigFields given;
   while (!list.empty()) {
-    const std::size_t equals = list.find('=');
+    const std::string_view from_here = list, setting = take_setting(list);
+    const std::size_t equals = setting.find('=');
     if (equals == std::string_view::npos || equals == 0)
-      return fail(fmt::format("`{}` is not key=value", list.substr(0, 60)));
-    std::size_t end = list.size();
-    for (std::size_t next = equals; end == list.size();) {
-      next = list.find('=', next + 1);
-      if (next == std::string_view::npos) break;
-      const std::size_t comma = list.rfind(',', next);
-      if (comma != std::string_view::npos && comma > equals) end = comma;
-    }
-    if (auto set_one = set(list.substr(0, equals), list.substr(equals + 1, end - equals - 1));
-        !set_one)
-      return set_one;
-    if (named != nullptr) named->add(list.substr(0, equals));
-    list.remove_prefix(std::min(end + 1, list.size()));
+      return fail(fmt::format("`{}` is not key=value", from_here.substr(0, 60)));
+    const std::string_view name = setting.substr(0, equals);
+    if (auto set_one = set(name, setting.substr(equals + 1)); !set_one) return set_one;
+    if (given.contains(name)) return fail(fmt::format("field {} stands twice", name));
+    given.add(name);
+    if (named != nullptr) named->add(name);
   }
   return {};
 }

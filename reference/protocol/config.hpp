@@ -55,6 +55,8 @@ struct ConfigOption {
 ConfigFields fields_for_children();
 /// The name as it stands in the table of all fields; nothing where there is no such field.
 std::optional<std::string_view> config_field_from(std::string_view name);
+/// Takes the first `key=value` from a list `key=value,key=value`. A value may hold commas and `=`.
+std::string_view take_setting(std::string_view& list);
 
 /// The fields that every policy and scheduler share. Integers count tokens, slots, rows, bytes or
 /// tokens per something, as the name says; flags are 0 or 1.

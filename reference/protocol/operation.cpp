@@ -558,7 +558,7 @@ std::optional<std::string_view> Line::find(std::string_view key) const {
   return std::nullopt;
 }
 
-Result<Line> parse_line(std::string_view text) {
+Result<Line> parse_line(std::string_view text, bool has_verb) {
   Line line;
   for (std::size_t at = 0; at < text.size();) {
     if (text[at] == ' ' || text[at] == '\t') {
@@ -576,7 +576,7 @@ Result<Line> parse_line(std::string_view text) {
     const std::string_view word = text.substr(at, end - at);
     at = end;
     const std::size_t equals = word.find('=');
-    if (line.verb.empty()) {
+    if (has_verb && line.verb.empty()) {
       if (equals != std::string_view::npos)
         return fail(fmt::format("`{}` stands where a verb is due", word.substr(0, 60)));
       line.verb = word;
@@ -642,9 +642,7 @@ std::string names_of(Verb verb) {
 }  // namespace
 
 Result<Reply> parse_reply(std::string_view text, Verb verb) {
-  // A reply has no verb; parse_line wants one.
-  const std::string with_verb = "reply " + std::string(text == "ok" ? "" : text);
-  const Result<Line> line = parse_line(with_verb);
+  const Result<Line> line = parse_line(text == "ok" ? "" : text, false);
   if (!line) return tl::unexpected(line.error());
   Reply reply;
   for (const auto& [key, value] : line->fields) {

@@ -271,8 +271,8 @@ struct Line {
 };
 
 /// Splits a line at blanks. Refuses control characters, fields without `=` and fields that stand
-/// twice.
-Result<Line> parse_line(std::string_view text);
+/// twice. An answer has no verb.
+Result<Line> parse_line(std::string_view text, bool has_verb = true);
 
 /// The operation that a line spells; unknown verbs and fields, missing and malformed ones are
 /// errors that name the field.

@@ -158,6 +158,8 @@ struct SchedulerEntry {
   Result<void> (*check)(const Config& config, const PolicyEntry& policy);
   std::unique_ptr<ServerScheduler> (*make)(const Config& config);
   bool takes_transfers = true;  ///< knows what `external=` of a request says
+  /// Goes on with what an answer `n=` leaves of a row.
+  bool takes_cuts = false;
   /// Takes note of copies that have landed with a step's results, not as the next step begins.
   bool settles_with_results = false;
 };

@@ -71,8 +71,7 @@ std::string fields(const PoolMemory& memory) {
                      layout.block, layout.block, layout.groups);
 }
 
-/// The CPU tier's chunks, of blocks_per_chunk blocks of one group each, in one pool, behind the
-/// scheduler that knows of loads.
+/// The CPU tier's chunks, of blocks_per_chunk blocks of one group each, in one pool.
 Result<PoolLayout::Host> host(const PoolMemory& memory, const Config& config) {
   const BlockLayout layout = BlockLayout::of(memory.model);
   const std::int64_t blocks = config.number("blocks_per_chunk");
@@ -81,8 +80,7 @@ Result<PoolLayout::Host> host(const PoolMemory& memory, const Config& config) {
   if (chunks == 0) return no_room_for("chunk", memory);
   return PoolLayout::Host{.kv_tokens = chunks * blocks * layout.block,
                           .state_slots = chunks,
-                          .fields = fmt::format("cpu_chunks={}{}", chunks,
-                                                config.scheduler.empty() ? ",scheduler=vllm" : "")};
+                          .fields = fmt::format("cpu_chunks={}", chunks)};
 }
 
 std::int64_t copied(const Model& model, std::int64_t block, const SnapshotHost::Copied& what) {
@@ -99,6 +97,7 @@ const Registration<PoolLayout> kVllm{{.name = "vllm",
                                       .contents = contents,
                                       .fields = fields,
                                       .blocks = blocks,
+                                      .scheduler = "scheduler=vllm",
                                       .host = host,
                                       .copied = copied}};
 

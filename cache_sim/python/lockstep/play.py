@@ -119,7 +119,7 @@ def explore(subject: SubjectLike, *, beside: SubjectLike | Sequence[SubjectLike]
             data = json.load(file)
     search = _search(data, moved, ran)
     if search.findings:
-        raise _found(search, subjects, ran, timeout)
+        raise _found(search, subjects, ran, check, timeout)
     return search
 
 
@@ -135,6 +135,8 @@ def replay(trace: PathLike, subject: SubjectLike, *, beside: SubjectLike | Seque
     __tracebackhide__ = True
     path = pathlib.Path(trace)
     files = sorted(path.glob("*.trace")) if path.is_dir() else [path]
+    if not files:
+        raise LockstepError(f"{path}: no .trace file is there")
     said = []
     for file in files:
         others = _several(beside) if beside is not None else _beside_in(file)
@@ -174,7 +176,7 @@ def _config_text(value: object) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{max(1, round(seconds * 1000))}ms"
+    return f"{round(seconds * 1000)}ms"
 
 
 def _name_of(subject: SubjectLike) -> str:
@@ -237,12 +239,13 @@ def _hang(ran: Ran) -> list[str]:
     return [f"it was here: {ran.hang}"] if ran.hang else []
 
 
-def _found(search: Search, subjects: Sequence[SubjectLike], ran: Ran, timeout: float) -> FindingError:
+def _found(search: Search, subjects: Sequence[SubjectLike], ran: Ran, check: str, timeout: float) -> FindingError:
     """The exception that a test shows. The shrunk trace is played once more, so that the printed output of the subject is
     that of the trace alone, and an exception keeps its traceback."""
     first = search.findings[0]
     host = Host()
-    words = ["replay", str(first.trace), "--timeout", _milliseconds(timeout), *_subject_words(host, subjects)]
+    words = ["replay", str(first.trace), "--check", check, "--timeout", _milliseconds(timeout),
+             *_subject_words(host, subjects)]
     again = host.run(words, timeout, quiet=False)
     lines = len(first.trace_text.splitlines())
     shrunk = f", shrunk to {lines}" if lines < first.lines_before else ""
@@ -254,7 +257,7 @@ def _found(search: Search, subjects: Sequence[SubjectLike], ran: Ran, timeout: f
         f"replay   lockstep.replay({str(first.trace)!r}, {_name_of(subjects[-1])})",
         *(f"also     {other.kind}: {other.trace}" for other in search.findings[1:])])
     error = FindingError(_with_short_names(text, host), search.findings)
-    error.__cause__ = again.error or ran.error
+    error.__cause__ = again.error
     return error
 
 

@@ -88,7 +88,6 @@ class Admitted(Reply):
     junction: int | None = None
     kv: int | None = None
     host: int | None = None
-    cached: int | None = None
     state_tokens: Sequence[int] | None = None
     conv_tokens: Sequence[int] | None = None
     cached_tokens: Sequence[int] | None = None
@@ -157,6 +156,7 @@ class Matched(Reply):
     state: int | None = None
     branch: int | None = None
     host: int | None = None
+    cached: int | None = None
     state_tokens: Sequence[int] | None = None
     conv_tokens: Sequence[int] | None = None
     cached_tokens: Sequence[int] | None = None

@@ -592,6 +592,7 @@ const Registration<SchedulerEntry> kRegistered{
        return std::make_unique<VllmScheduler>(*VllmSchedulerOptions::of(config));
      },
      .takes_transfers = false,
+     .takes_cuts = true,
      .settles_with_results = true}};
 
 }  // namespace

@@ -82,8 +82,8 @@ std::vector<CaseSpec> every_layout() {
                    .behind = 3,
                    .layout = layout});
     all.push_back({.name = "fresh-rows" + suffix,
-                   .lengths = {70, 5, 64, 1, 1},
-                   .fresh_rows = {0, 2, 4},
+                   .lengths = {70, 5, 64, 1, 1, 0},
+                   .fresh_rows = {0, 2, 4, 5},
                    .layout = layout});
   }
   return all;
@@ -148,7 +148,7 @@ void run_wrong(const reference::CausalConv1dInputs<S>& in, std::string_view mist
   for (std::int64_t row = 0; row < row_count(in.query_start_loc, T); ++row) {
     const RowRange range = row_range(in.query_start_loc, row, T);
     const std::int64_t slot = source_slot(in.slots, row, state.extent(0));
-    if (slot == kNoSlot || range.size() == 0) continue;
+    if (slot == kNoSlot) continue;
     Columns<S> old = Columns<S>::Zero(D, C);
     if (!in.has_initial_state || (*in.has_initial_state)(row)) old = mapped(at(state, slot));
     Columns<S> history = old.rightCols(W - 1);
@@ -162,7 +162,7 @@ void run_wrong(const reference::CausalConv1dInputs<S>& in, std::string_view mist
     const Columns<S> all = with_tokens<S>(old, cut(in.x, range.begin, range.end));
     Columns<S> last = all.rightCols(C);
     const std::int64_t kept = std::max<std::int64_t>(C - range.size(), 0);
-    if (mistake == "short-rows-from-zero") last.leftCols(kept).setZero();
+    if (mistake == "short-rows-from-zero" && range.size() > 0) last.leftCols(kept).setZero();
     if (mistake == "first-tokens" && kept == 0) last = all.middleCols(C, C);
     mapped(at(state, slot)) = rounded_each(last, in.storage.state);
   }

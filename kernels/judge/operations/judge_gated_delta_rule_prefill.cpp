@@ -86,8 +86,8 @@ std::vector<CaseSpec> every_layout() {
     ragged.padding_rows = {3, 6};
     ragged.behind = 3;
     fresh.name = "fresh-rows" + suffix;
-    fresh.lengths = {70, 5, 64, 1, 1};
-    fresh.fresh_rows = {0, 2, 4};
+    fresh.lengths = {70, 5, 64, 1, 1, 0};
+    fresh.fresh_rows = {0, 2, 4, 5};
     raw.name = "raw-gates" + suffix;
     raw.lengths = {100, 30, 1};
     raw.raw_gates = true;

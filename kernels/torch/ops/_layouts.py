@@ -61,6 +61,8 @@ def int32(indices):
 
 def even_starts(rows, size, device):
     """The starts of rows of `size` tokens each, and the end: [rows + 1]."""
+    if size == 0:
+        return torch.zeros(rows + 1, dtype=torch.int32, device=device)
     return torch.arange(0, rows * size + 1, size, dtype=torch.int32, device=device)
 
 
@@ -104,6 +106,8 @@ def write_slots(pool, indices, pad, rows):
     A row without a slot repeats the first row that has one; if no row has one, slot 0 is rewritten
     with its own contents.
     """
+    if indices.numel() == 0:
+        return
     has = named(indices, pad)
     first = has.to(torch.int8).argmax(keepdim=True)
     slots = torch.where(has, indices, indices[first]).clamp(min=0)

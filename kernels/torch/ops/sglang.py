@@ -8,7 +8,7 @@ new tensors, or `out`; inputs are never overwritten. Trees of drafts come as ret
 import torch
 
 from . import _conv, _delta_rule, _state_space
-from ._layouts import expect, flushing_positions, give, int32, refuse, write_slots
+from ._layouts import even_starts, expect, flushing_positions, give, int32, refuse, write_slots
 
 PAD_SLOT_ID = -1
 
@@ -47,7 +47,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
     windows = state.new_empty(rows * size, channels, state.size(2))
     out = _conv.update(name, x, state, weight, bias, activation, conv_state_indices,
                        pad=pad_slot_id, snapshots=windows)
-    windows = windows.view(rows, size, channels, -1)
+    windows = windows.view(rows, size, channels, state.size(2))
     slots = _rows(conv_state_indices, rows, x.device)
     own = slots if intermediate_state_indices is None else int32(intermediate_state_indices)
     own = _with_slot(own, slots, pad_slot_id)
@@ -75,7 +75,7 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
     rows, size, packed = x.size(0), 1, x
     if x.dim() == 4:
         size = x.size(1)
-        starts = torch.arange(0, rows * size + 1, size, dtype=torch.int32, device=x.device)
+        starts = even_starts(rows, size, x.device)
         packed, dt, B, C, z = (None if one is None else one.flatten(0, 1)
                                for one in (x, dt, B, C, z))
     verification = _Verification(state, rows, size, state_batch_indices, pad_slot_id,

@@ -307,6 +307,50 @@ TEST(Compare, bytesBecomeVllmsBlocks) {
   EXPECT_EQ(nemotron->policies[0].blocks, capacity / (std::int64_t{1040} * 4096 * 4));
 }
 
+// A field means the same in --config and behind a policy's name, also one that a capacity would
+// decide otherwise.
+TEST(Compare, theConfigAndAPolicysNameSayTheSame) {
+  const auto of = [](const std::string& policy, const std::string& config,
+                     std::optional<std::int64_t> capacity = {}) {
+    const std::vector<std::optional<std::int64_t>> capacities(capacity ? 1 : 0, capacity);
+    return compared("sessions:requests=60,fork_every=4", {policy}, capacities, config).policies[0];
+  };
+  const std::int64_t bytes = std::int64_t{2} << 30;
+  const ComparedPolicy coarse = of("vllm-align", "", bytes);
+  const ComparedPolicy fine = of("vllm-align@hash_block=16", "", bytes);
+  EXPECT_NE(fine.measures.hit_tokens, coarse.measures.hit_tokens);
+  EXPECT_EQ(of("vllm-align", "hash_block=16", bytes).measures.hit_tokens, fine.measures.hit_tokens);
+  const ComparedPolicy own = of("sglang-no-buffer@kv_tokens=9000@state_slots=20", "");
+  const ComparedPolicy all = of("sglang-no-buffer", "kv_tokens=9000,state_slots=20");
+  EXPECT_EQ(own.kv_tokens, 9000);
+  EXPECT_EQ(own.state_slots, 20);
+  EXPECT_EQ(own.capacity, all.capacity);
+  EXPECT_EQ(own.measures.evicted_tokens, all.measures.evicted_tokens);
+  EXPECT_EQ(of("vllm-align@blocks=100", "").capacity, of("vllm-align", "blocks=100").capacity);
+  // A step takes the time that is given, be it the default.
+  const Nanoseconds modelled = of("radix", "", bytes).ttft->mean;
+  for (const char* const time : {"step_time=1ms", "step_time=2ms"}) {
+    EXPECT_LT(of("radix", time, bytes).ttft->mean, modelled) << time;
+    EXPECT_EQ(of("radix", time, bytes).ttft->mean,
+              of("radix@" + std::string(time), "", bytes).ttft->mean);
+  }
+}
+
+// vLLM cuts chunks to whole blocks of states; its scheduler goes on with the rest, so that all
+// tokens are computed and take their memory.
+TEST(Compare, vllmsPoliciesAreServedByVllmsScheduler) {
+  const Comparison comparison =
+      compared("sessions:requests=60,output=1500",
+               {"vllm-align", "vllm-align@scheduler=vllm", "vllm-align@scheduler=vllm:priority"},
+               {std::int64_t{4} << 30});
+  const ComparedPolicy& row = comparison.policies[0];
+  EXPECT_GT(row.preemptions, 0) << "outputs are long";
+  for (const std::size_t named : {1u, 2u}) {
+    EXPECT_EQ(row.measures.hit_tokens, comparison.policies[named].measures.hit_tokens);
+    EXPECT_EQ(row.ttft->mean, comparison.policies[named].ttft->mean);
+  }
+}
+
 // A policy with config fields of its own; `best` is the best of all alphas.
 TEST(Compare, marconiWithTheBestAlphaSavesMost) {
   const Comparison comparison =
@@ -526,6 +570,54 @@ TEST(Compare, meansOfLongTimesAreMeans) {
   EXPECT_LE(ttft->mean, ttft->p99);
 }
 
+// 99 of 100 requests are no slower; of two, that is the slower one.
+TEST(Compare, nearlyAllTimesAreWithinTheLastPercentile) {
+  for (const int requests : {1, 2, 50, 101}) {
+    const ScratchFolder folder;
+    const std::string workload = "sessions:seed=3,requests=" + std::to_string(requests);
+    ASSERT_EQ(run_program({"replay", workload, "--subject", "radix", "--model", "qwen3-next",
+                           "--json", folder.path("run.json")})
+                  .status,
+              kExitPass);
+    std::vector<Nanoseconds> times;
+    const Json run = Json::parse(read_text(folder.path("run.json")));
+    for (const Json& request : run["requests"])
+      times.push_back(request["ttft_ns"].get<Nanoseconds>());
+    const TimeSummary ttft = *compared(workload, {"radix"}).policies[0].ttft;
+    const auto beyond = [&](Nanoseconds time) {
+      return std::count_if(times.begin(), times.end(), [&](auto one) { return one > time; });
+    };
+    EXPECT_LE(beyond(ttft.p99) * 100, requests);
+    EXPECT_GT(beyond(ttft.p99 - 1) * 100, requests) << "no less is enough";
+    EXPECT_LE(beyond(ttft.median) * 2, requests);
+  }
+}
+
+// A policy that serves the short prompts alone has not reused more: the bound holds for it, too.
+TEST(Compare, whatIsRefusedCountsAsMissed) {
+  const ScratchFolder folder;
+  std::string lines;
+  for (int i = 0; i < 6; ++i)
+    lines += R"({"timestamp":)" + std::to_string(i * 1000) +
+             R"(,"input_length":1024,"output_length":2,"hash_ids":[1,2]})"
+             "\n";
+  lines += R"({"timestamp":9000,"input_length":102400,"output_length":2,"hash_ids":[)";
+  for (int id = 100; id < 300; ++id) lines += (id == 100 ? "" : ",") + std::to_string(id);
+  const std::string file = folder.write("long.jsonl", lines + "]}\n");
+  const Comparison comparison =
+      compared(file, {"kv-bound", "radix", "radix@kv_tokens=100"}, {}, "kv_tokens=43690");
+  const ComparedPolicy& bound = comparison.policies[0];
+  const ComparedPolicy& small = comparison.policies[1];
+  EXPECT_EQ(small.refused_requests, 1);
+  EXPECT_EQ(small.measures.input_tokens, bound.measures.input_tokens);
+  EXPECT_LE(small.measures.hit_tokens, bound.measures.hit_tokens);
+  EXPECT_FALSE(comparison.policies[2].ttft) << "no request has a first token";
+  const ProgramRun run =
+      run_program({"compare", file, "--policies", "radix", "--config", "kv_tokens=43690"});
+  EXPECT_NE(run.out.find("radix refuses 1 of 7 requests"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("it is short;"), std::string::npos) << run.out;
+}
+
 // Work whose products do not fit 64 bits costs the time that it costs in floating point.
 TEST(ModelStepCosts, areExactForLongPrompts) {
   const Model& model = **find_model(kDefaultModel);
@@ -566,6 +658,15 @@ TEST(Compare, badWordsAreRefusedByName) {
       {{"sessions", "--policies", "vllm-align", "--capacity", "8GiB", "--config",
         "groups=attention:16,mamba:16"},
        "the model decides the fields block and groups"},
+      {{"sessions", "--policies", "radix@kv_tokens=64", "--capacity", "8GiB"},
+       "--capacity: kv_tokens= of --config or policy radix@kv_tokens=64 says the same"},
+      {{"sessions", "--policies", "vllm-align", "--capacity", "8GiB", "--config", "blocks=9"},
+       "--capacity: blocks="},
+      {{"sessions", "--policies", "sglang-no-buffer@host_share=100"},
+       "policy sglang-no-buffer@host_share=100: host_share= divides what --host gives"},
+      {{"sessions", "--policies", "radix@page=16@page=1"}, "field page stands twice"},
+      {{"sessions", "--policies", "lru", "--capacity", "9999999999TiB"}, "9999999999 is above"},
+      {{"sessions:turns=3,turns=4", "--policies", "lru"}, "parameter turns stands twice"},
       {{"sessions", "--policies", "lru", "--model", "gpt"}, "there is no model `gpt`"},
       {{"sessions", "--policies", "sglang-no-buffer", "--model", "deepseek-v3"}, "no recurrent"},
       {{"sessions", "--policies", "lru", "--config", "kv=3"}, "config has no field `kv`"},

@@ -394,6 +394,7 @@ TEST(MeasuredStepCosts, badWordsAreRefused) {
       {{"--cost", "measured:H200", "--evidence", "nowhere"},
        "nowhere/gated_delta_rule_update.json"},
       {{"--cost", "measured:H200", "--config", "step_time=3ms"}, "--cost: step_time="},
+      {{"--cost", "measured:H200", "--policies", "radix@step_time=3ms"}, "--cost: step_time="},
       {{"--cost", "measured:H200", "--policies", "vllm-align", "--config", "drafts=3"},
        "policy vllm-align: drafts=3: --cost measured:H200 knows no verification"},
   };

@@ -148,6 +148,7 @@ TEST(RunLines, takeTheFidelityAndTheConfigOfTheCommand) {
         {"replay", file, "--run-lines", "--fidelity", "reference", "--config", config});
   };
   EXPECT_EQ(run("model=tiny-qwen3-next").status, kExitPass);
+  EXPECT_EQ(run("kv_tokens=4096").status, kExitPass) << "it counts over that of the line";
   const ProgramRun unknown = run("model=none");
   EXPECT_EQ(unknown.status, kExitBadInput);
   EXPECT_NE(unknown.err.find("none"), std::string::npos) << unknown.err;

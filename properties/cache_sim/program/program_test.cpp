@@ -197,6 +197,9 @@ std::vector<BadFile> bad_files() {
        ": field draft_model: `prefill` is none of none, both, decode"},
       {"requests_to_two_servers", "config policy=sglang-pd\nrequest id=r output=1 tokens=a8\nrun\n",
        ":2: policy sglang-pd: no scheduler moves requests from one server to the other"},
+      {"chunks_that_the_scheduler_takes_for_computed",
+       "config policy=vllm-align\nrequest id=r output=1 tokens=a600\nrun\n",
+       ":3: policy vllm-align computes 512 of 600 tokens of `r`, and scheduler plain takes all"},
       {"copy_of_a_request_of_one_server",
        "config host_kv=8 host_states=2\nadmit id=r tokens=a8\nland id=r tier=host\n",
        ":3: land: sglang-no-buffer takes no field id: it is one server"},
@@ -354,6 +357,10 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
             "lockstep: lockstep explore: --seed: `x` is not a whole number");
   EXPECT_EQ(complaint({"explore", "--seed", "-1"}),
             "lockstep: lockstep explore: --seed: `-1` is not a whole number");
+  EXPECT_EQ(complaint({"explore", "--seed", "18446744073709551616"}),
+            "lockstep: lockstep explore: --seed: `18446744073709551616` does not fit 64 bits");
+  EXPECT_EQ(complaint({"explore", "--json", "-"}),
+            "lockstep: lockstep explore: --json: `-` names no file, but /dev/stdout is one");
   EXPECT_EQ(complaint({"explore", "--subject", "sglang-nobuffer"}),
             "lockstep: there is no policy `sglang-nobuffer` to explore, but `sglang-no-buffer` is "
             "one\n");

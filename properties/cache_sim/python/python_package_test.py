@@ -7,6 +7,7 @@ python_package_test.py --program PROGRAM [--source ROOT] [unittest's words]
 Runs the package of the source tree with PROGRAM, without anything that a bare machine lacks: no pytest, no network.
 """
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -114,6 +115,17 @@ class Protocol(unittest.TestCase):
         told = subprocess.run([os.environ["LOCKSTEP_PROGRAM"], "list", "verbs", "--json"], capture_output=True, text=True, check=True).stdout
         kept = pathlib.Path(PACKAGE, "lockstep", "vocabulary.json").read_text()
         self.assertEqual(told, kept, "`lockstep list verbs --json >cache_sim/python/lockstep/vocabulary.json` renews it")
+
+    def test_a_reply_has_the_fields_of_its_verbs_answer(self):
+        of = {"admit": lockstep.Admitted, "extend": lockstep.Extended, "checkpoint": lockstep.Stored,
+              "finish": lockstep.Stored, "evict": lockstep.Evicted, "check": lockstep.Counted, "match": lockstep.Matched,
+              "insert": lockstep.Inserted, "alloc": lockstep.Slot}
+        rows = {row["name"]: row["answer"] for row in session._VOCABULARY["verbs"]}
+        for verb, reply in of.items():
+            must = {field["name"]: field["required"] for field in rows[verb] if field["name"] != "violations"}
+            has = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(reply)
+                   if not field.name.startswith("evicted_") and not field.name.endswith("_tokens")}
+            self.assertEqual(must, has, verb)
 
     def test_fields_are_offered_where_a_method_has_their_parameters(self):
         class Transfers(Infinite):
@@ -293,6 +305,22 @@ class Explore(Scratch):
         lockstep.explore(Infinite, beside=LruCache, traces=10)
         lockstep.explore(Infinite, beside="oracle:radix", traces=40)  # which would run out of what nobody honours
 
+    def test_a_class_alone_is_given_the_fields_that_it_honours(self):
+        for honoured in ("page", "blocks"):
+            given = {"page": set(), "blocks": set()}
+
+            class Sized(Infinite):
+                honours = (honoured,)
+
+                def __init__(self, config):
+                    super().__init__(config)
+                    given["page"].add(config.page)
+                    given["blocks"].add(config.blocks)
+
+            lockstep.explore(Sized, traces=20)
+            for field, values in given.items():
+                self.assertEqual(len(values) > 1, field == honoured, f"{field} of a class that honours {honoured}")
+
     def test_a_planted_bug_is_found_shrunk_written_and_replayed(self):
         error = self.finding(WastefulLruCache)
         self.assertIsInstance(error, AssertionError)
@@ -354,6 +382,17 @@ class Explore(Scratch):
         self.assertRegex(error.findings[0].trace_text, "(?m)^admit ")  # nobody finishes what never ran
         self.assertRegex(str(error), rf"Raises raised after `finish`: KeyError: 4 \(.*:{line}, in kept\)")
         self.assertIsInstance(error.__cause__, KeyError)
+
+    def test_an_exception_of_another_trace_is_not_the_findings(self):
+        class Short(Infinite):
+            def admit(self, id, tokens):
+                if len(tokens) < 3:
+                    raise KeyError(len(tokens))
+                return len(tokens)
+
+        error = self.finding(Short)
+        self.assertEqual(error.findings[0].kind, "cached-too-much")
+        self.assertIsNone(error.__cause__)
 
     def test_an_exception_in_the_constructor_is_a_finding(self):
         class Picky(LruCache):
@@ -449,6 +488,11 @@ class Explore(Scratch):
             lockstep.explore(Infinite, config={"pages": 3}, traces=1)
         with self.assertRaisesRegex(lockstep.LockstepError, "nowhere.trace"):
             lockstep.replay(self.folder / "nowhere.trace", Infinite)
+        with self.assertRaisesRegex(lockstep.LockstepError, "no .trace file is there"):
+            lockstep.replay(self.folder, Infinite)
+        for below in ({"seconds": -1}, {"traces": 1, "timeout": -1}):
+            with self.assertRaisesRegex(lockstep.LockstepError, "--time"):
+                lockstep.explore(Infinite, **below)
 
     def test_a_long_text_is_cut_in_letters_that_the_program_prints(self):
         class Talks(Infinite):

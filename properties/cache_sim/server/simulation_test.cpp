@@ -257,7 +257,7 @@ TEST(SimulatedServer, aRankBeyondTheConfigIsBadInput) {
 
 // A scheduler that would leave out what a request says is not believed to have done it.
 TEST(SimulatedServer, aTransferThatItsSchedulerLeavesOutIsBadInput) {
-  const std::string request = "request id=r tokens=a20 external=8 output=1\n";
+  const std::string request = "request id=r tokens=a11 external=8 output=1\n";
   for (const std::string scheduler : {"", " scheduler=vllm"}) {
     const Result<Trace> trace =
         parse_trace(fmt::format("config policy=vllm-align groups=attention:4,mamba:4 block=4 "

@@ -47,6 +47,8 @@ TEST(Judge, aRightCandidatePasses) {
         judged(kDelta, "gdn_right", {"--types", types, "--case", "verify-table"});
     EXPECT_EQ(rounded.status, 0) << rounded.out << rounded.err;
   }
+  const ProgramRun by_tokens = judged("ssd_prefill", "ssd_right", {"--types", "float32/float32"});
+  EXPECT_EQ(by_tokens.status, 0) << by_tokens.out << by_tokens.err;
 }
 
 // The other operations have definitions and cases of their own.
@@ -389,6 +391,16 @@ TEST(Judge, aMistakeOfOneLayoutOrKindOfRowIsSeen) {
        "decode-strided",
        10,
        {"conv_state: slot 0 was written"}},
+      {"ssd_prefill",
+       "ssd_skips_empty_rows",
+       "fresh-rows",
+       11,
+       {"NaN or infinite; only rows without a token"}},
+      {"causal_conv1d",
+       "prompt_conv_skips_empty_rows",
+       "fresh-rows",
+       11,
+       {"NaN or infinite; only rows without a token"}},
   });
 }
 

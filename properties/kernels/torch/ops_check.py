@@ -769,6 +769,22 @@ def check_views(ops):
             raise Difference(f"{name} is copied")
 
 
+def check_empty(ops):
+    """A rank without a request calls them with no row, and a row may have no token."""
+    slots, buffer = ints(), torch.zeros(2, 2, 4, 3, 5)
+    verified = {"disable_state_update": True, "intermediate_states_buffer": buffer}
+    d = delta_data(1, 0)
+    ops.sglang.fused_recurrent_gated_delta_rule_update(
+        **d, initial_state_source=buffer[0], initial_state_indices=slots, cu_seqlens=ints(0),
+        **verified)
+    c = conv_data(0, 2, 3, 3)
+    ops.sglang.causal_conv1d_update(c["x"], c["state"], c["weight"], conv_state_indices=slots,
+                                    intermediate_conv_window=torch.zeros(2, 2, 6, 3))
+    for run in (ops.fused_recurrent_gated_delta_rule, ops.chunk_gated_delta_rule):
+        _, final = run(**delta_data(2, 0), output_final_state=True)
+        same(final, torch.zeros_like(final), "the state after no token")
+
+
 def check_compile(ops):
     c = conv_data(2, 1, 3, 3)
 
@@ -827,6 +843,7 @@ CHECKS = {
     "refusals": check_refusals,
     "gradients": check_gradients,
     "views": check_views,
+    "no rows and no tokens": check_empty,
     "torch.compile": check_compile,
 }
 

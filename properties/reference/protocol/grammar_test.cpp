@@ -37,6 +37,10 @@ TEST(Lines, thatAreMalformedAreRefused) {
   std::string many = "x";
   for (int i = 0; i < 65; ++i) many += " f" + std::to_string(i) + "=1";
   EXPECT_FALSE(parse_line(many));
+  EXPECT_EQ(parse_line("x a=\x01").error().text,
+            "column 5: the control character 1 cannot stand here");
+  EXPECT_EQ(parse_reply("n=1\x01", Verb::extend).error().text,
+            "column 4: the control character 1 cannot stand here");
 }
 
 // --- Operations ----------------------------------------------------------------------------------
@@ -313,6 +317,7 @@ TEST(ConfigFields, areHeldToTheirRanges) {
                                  "ranks=0",
                                  "unknown=1",
                                  "kv_tokens=5,kv_tokens2=6",
+                                 "kv_tokens=5,kv_tokens=6",
                                  "kv_tokens=1,2"})
     EXPECT_FALSE(Config().set_all(list)) << list;
   EXPECT_TRUE(Config().set_all("")) << "no change";

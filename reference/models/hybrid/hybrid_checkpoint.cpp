@@ -32,7 +32,8 @@ std::int64_t size_or(ConfigFields& fields, const char* name, std::int64_t otherw
 
 std::int64_t layers_of(ConfigFields& fields) {
   const std::int64_t layers = fields.size("num_hidden_layers");
-  if (layers > kMostLayers) fields.note(fmt::format("num_hidden_layers is {}", layers));
+  if (layers > kMostLayers)
+    fields.note(fmt::format("num_hidden_layers is {}; at most {} are read", layers, kMostLayers));
   return std::min(layers, kMostLayers);
 }
 
@@ -72,7 +73,7 @@ AttentionUnit rotated_attention_of(ConfigFields& fields, const json& rope, doubl
   fields.is(rope, "rope_type", "default");
   u.rope_theta = fields.positive(rope, "rope_theta");
   u.rotary_dims = static_cast<std::int64_t>(std::lround(share * static_cast<double>(u.head_dim)));
-  if (u.rotary_dims % 2 != 0 || u.rotary_dims > u.head_dim)
+  if (u.rotary_dims % 2 != 0)
     fields.note(fmt::format("{} dimensions of a head rotate", u.rotary_dims));
   return u;
 }
@@ -84,7 +85,7 @@ void read_qwen3(ConfigFields& fields, HybridConfig& model) {
   const AttentionUnit attention = rotated_attention_of(fields, fields.rope(), 1);
   const MlpUnit mlp{.inner = fields.size("intermediate_size")};
   const std::int64_t layers = layers_of(fields);
-  const bool has_windows = fields.object().value("use_sliding_window", json(false)) == true;
+  const bool has_windows = fields.flag("use_sliding_window");
   const std::int64_t first = size_or(fields, "max_window_layers", 0);
   const std::vector<std::string> types =
       layer_types(fields, layers, {"full_attention", "sliding_attention"}, [&](std::int64_t i) {
@@ -105,8 +106,10 @@ void read_qwen3_next(ConfigFields& fields, HybridConfig& model) {
   fields.is("attention_bias", false);
   fields.is("norm_topk_prob", true);
   const json rope = fields.rope();
-  AttentionUnit attention = rotated_attention_of(
-      fields, rope, rope.is_object() ? rope.value("partial_rotary_factor", 0.25) : 1.0);
+  const bool has_share = rope.is_object() && rope.contains("partial_rotary_factor");
+  const double share = has_share ? fields.positive(rope, "partial_rotary_factor") : 0.25;
+  if (share > 1) fields.note("partial_rotary_factor is above 1");
+  AttentionUnit attention = rotated_attention_of(fields, rope, std::min(share, 1.0));
   attention.output_gate = true;
   const DeltaNetUnit delta{.key_heads = fields.size("linear_num_key_heads"),
                            .value_heads = fields.size("linear_num_value_heads"),
@@ -299,8 +302,9 @@ Result<Configured> read_config(const std::string& path) {
       .hidden = fields.size("hidden_size"), .vocabulary = fields.size("vocab_size"), .eps = 1};
   family->read(fields, model);
   check_experts(fields, model);
+  const bool is_tied = fields.flag("tie_word_embeddings");
   if (!fields.error().empty()) return fail(fields.error());
-  return Configured{std::move(model), object.value("tie_word_embeddings", json(false)) == true};
+  return Configured{std::move(model), is_tied};
 }
 
 // --- Weights

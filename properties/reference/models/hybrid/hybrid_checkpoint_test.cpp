@@ -148,6 +148,16 @@ TEST(HybridCheckpoint, isRefusedWithTheFieldOrTensor) {
             "config.json: 2 of 8 experts in 5 of 4 groups cannot be chosen");
   EXPECT_EQ(refused("tiny-window", [](Checkpoint& one) { one.config["sliding_window"] = nullptr; }),
             "config.json: sliding_window is null, no size from 1 to 16777216");
+  EXPECT_EQ(refused("tiny-window", [](Checkpoint& one) { one.config["use_sliding_window"] = 1; }),
+            "config.json: use_sliding_window is 1, no true or false");
+  const auto with_share = [&](const json& share) {
+    return refused("tiny-qwen3-next", [&](Checkpoint& one) {
+      one.config["rope_parameters"]["partial_rotary_factor"] = share;
+    });
+  };
+  EXPECT_EQ(with_share("0.25"),
+            "config.json: partial_rotary_factor is \"0.25\", no number above 0");
+  EXPECT_EQ(with_share(1e300), "config.json: partial_rotary_factor is above 1");
   EXPECT_THAT(refused("tiny-qwen3", [](Checkpoint& one) { one.config["vocab_size"] = 1 << 24; }),
               HasSubstr("config.json: such a model has more than 134217728 numbers"));
   EXPECT_THAT(refused("tiny-qwen3", [](Checkpoint& one) { one.tensors.erase("lm_head.weight"); }),
