@@ -269,6 +269,11 @@ TYPED_TEST(SelectiveStateUpdateGpu, everyHeadOfAModelHasItsKernels) {
                                 130);
     EXPECT_EQ(kernels::last_launch.text(), "step 4x1 cached") << "N = " << N;
   }
+  constexpr bool kFloat = std::is_same_v<typename TypeParam::second_type, float>;
+  for (const std::int64_t H : {32, 34}) {  // two launches fit on the device at once, or do not
+    expect_agreement<TypeParam>({H, 2, 64, 128}, Batch::draw(8, 8, 1, false), {.starts = false}, H);
+    EXPECT_EQ(kernels::last_launch.text(), kFloat && H > 32 ? "step 4x1" : "step 4x1 cached");
+  }
 }
 
 // States go to other slots than they came from, by a table of their own.
