@@ -257,11 +257,13 @@ Answer yardstick_of(const Case& c, std::string_view mistake) {
   Answer worse = compute<float>(c, mistake, true, true);
   if (format_of(c.tensor("x").type) != Format::float32) return worse;
   const Answer truth = truth_of(c, mistake), tokens = compute<float>(c, mistake, true, false);
-  for (auto& [name, values] : worse)
+  for (auto& element : worse) {
+    const auto &other = tokens.at(element.first), &exact = truth.at(element.first);
+    auto& values = element.second;
     for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = std::ranges::max(values[i], tokens.at(name)[i], {}, [&](double value) {
-        return std::abs(value - truth.at(name)[i]);
-      });
+      values[i] = std::ranges::max(values[i], other[i], {},
+                                   [&](double value) { return std::abs(value - exact[i]); });
+  }
   return worse;
 }
 
