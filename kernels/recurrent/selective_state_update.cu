@@ -275,21 +275,33 @@ bool is_step(const RecurrenceParameters<S>& p) {
 }
 
 /// Launches a step of so few rows that launches wait for each other, and of so many heads that two
-/// launches do not fit on the device at once; returns whether it did. Asking L2 for states before
-/// the wait delays the earlier launch's there. (H200, 3, 4 and 8 rows of 128 heads of 64: 8.1, 9.9
-/// and 19.0 us, and 9.8, 11.5 and 20.1 with it.)
+/// launches do not fit on the device at once; returns whether it did. (H200, 128 heads of 64 x 128,
+/// us.)
+///   - Asking L2 for states before the wait would delay the earlier launch's there: 19.2 at 8 rows,
+///     and 20.5 with it.
+///   - A launch that leaves room has the next one's blocks on the processors that are done first,
+///     some with four times the work of others. So at 3 rows the larger tiling, which leaves a
+///     fourth of the device, takes 8.1 to 9.5, and the smaller one 8.2; at 4 rows, where the larger
+///     one fills it, 10.0 and 11.0.
 template <class Op, class S, class Layout>
 bool launch_crowded(const RecurrenceParameters<S>& p, const typename Op::Parameters& inputs,
                     cudaStream_t stream) {
-  using Tiling = WarpTiling<4, 1, 16>;
-  constexpr int kWarpsThatFit = 132 * Tiling::kWarpsPerProcessor;  // of an H100 or H200
-  constexpr int kRowsOfWarp = Tiling::kRows * Layout::kRowsPerWarp;
+  using Large = WarpTiling<4, 1, 16>;
+  using Small = WarpTiling<2, 1, 16>;
+  constexpr int kFit = 132 * Large::kWarpsPerProcessor;  // Large's warps, of an H100 or H200
+  constexpr int kRowsOfWarp = Large::kRows * Layout::kRowsPerWarp;
   const std::int64_t warps = std::int64_t{p.rows.rows} * p.heads * p.R / kRowsOfWarp;
-  if (!is_step(p) || p.rows.rows > kSmallBatch || 2 * warps <= kWarpsThatFit) return false;
-  if (!fits<Op, S, Layout, Tiling>(p)) return false;
+  if (!is_step(p) || p.rows.rows > kSmallBatch || 2 * warps <= kFit) return false;
+  if (!fits<Op, S, Layout, Large>(p)) return false;
   RecurrenceParameters<S> late = p;
   late.dense = false;  // only dense states are asked for before the wait
-  launch_recurrence<Op, LaunchKind::step, S, Layout, Tiling>(kName, late, inputs, stream);
+  const auto launch_tiling = [&]<class Tiling>(Tiling) {
+    launch_recurrence<Op, LaunchKind::step, S, Layout, Tiling>(kName, late, inputs, stream);
+  };
+  if (10 * warps > 9 * kFit && warps <= kFit)
+    launch_tiling(Large());
+  else
+    launch_tiling(Small());
   return true;
 }
 
