@@ -125,9 +125,17 @@ def unsound_chips(chips):
     if empty := [chip["gpu"] for chip in chips if not chip["accuracy"]]:
         return f"its entry of {', '.join(empty)} has no accuracy"
     if beyond := [f"{entry['case']} on {chip['gpu']}" for chip in chips for entry in chip["accuracy"]
-                  if (error := entry.get("error", 0)) is None or error > entry.get("yardstick", 0)]:
+                  if share_of_bound(entry) > 1]:
         return f"the yardstick does not allow the error of {', '.join(beyond)}"
     return ""
+
+
+def share_of_bound(entry):
+    """How much of its bound an error is; what is no number is beyond any bound."""
+    error, bound = entry.get("error", 0), entry.get("yardstick", 0)
+    if error is None or error != error or bound is None:
+        return float("inf")
+    return error / bound if bound else (float("inf") if error else 0)
 
 
 def write(root, file, evidence):
@@ -144,8 +152,7 @@ def join(logs):
                 kept = joined.setdefault(operation, {}).setdefault(entry["case"], entry)
                 if kept is entry:
                     continue
-                share = [(e["error"] or 0) / (e["yardstick"] or 1) for e in (kept, entry)]
-                worse = entry if share[1] > share[0] else kept
+                worse = max(kept, entry, key=share_of_bound)
                 joined[operation][entry["case"]] = worse | {"cases": kept["cases"] + entry["cases"]}
     return {operation: [cases[name] for name in sorted(cases)] for operation, cases in sorted(joined.items())}
 
@@ -244,8 +251,8 @@ def selftest(root):
         sound = json.loads(file.read_text())
         for chips, text in (([], "no card"), ([*sound["chips"], sound["chips"][0]], "one has two entries"),
                             ([sound["chips"][0], {"gpu": "two", "accuracy": []}], "of two has no accuracy"),
-                            ([{"gpu": "one", "accuracy": [{"case": "out", "error": 2, "yardstick": 1}]}],
-                             "the error of out on one")):
+                            *(([{"gpu": "one", "accuracy": [{"case": "out", "error": error, "yardstick": 1}]}],
+                               "the error of out on one") for error in (2, None, float("nan")))):
             file.write_text(json.dumps(sound | {"chips": chips}))
             assert [text in said for said in complaints(copy)] == [True], (text, complaints(copy))
         file.write_text(json.dumps(sound))
@@ -272,6 +279,10 @@ def selftest(root):
         parts = [{"a": [{"case": "x", "error": 0.5, "yardstick": 1.0, "cases": 2, "worst": "far"}]}, None,
                  {"a": [{"case": "x", "error": 0.08, "yardstick": 0.1, "cases": 3, "worst": "close"}]}]
         assert join(parts) == {"a": [parts[2]["a"][0] | {"cases": 5}]}, join(parts)
+        for beyond in ({"error": None, "yardstick": 1.0}, {"error": 0.1, "yardstick": 0.0}):  # NaN; bits that differ
+            bad = {"case": "x", "cases": 1, "worst": "wrong"} | beyond
+            for logs in ([parts[0], {"a": [bad]}], [{"a": [bad]}, parts[0]]):
+                assert join(logs) == {"a": [bad | {"cases": 3}]}, join(logs)
         untimed, timed = operations(copy)[:2]
         results = copy / "results"
         results.mkdir()

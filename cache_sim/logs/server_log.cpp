@@ -154,30 +154,29 @@ void judge_cached(const LoggedRequest& request, std::uint32_t bound,
 }
 
 /// Checks greedy outputs, which are a function of the tokens before them. An output is compared
-/// with the truth of its prompt; for a prompt without a recorded truth, with the first request that
-/// had the same tokens before it, found by their digest.
+/// with what a truth says after its prompt; where none does, with the first request that had the
+/// same tokens before it, found by their digest.
 class OutputJudge {
  public:
   explicit OutputJudge(const Truths& truths) : truths_(truths) {}
 
   void judge(const LoggedRequest& request, LogVerdict& verdict) {
     ++verdict.greedy;
-    const Truth* const truth = truths_.find(request.tokens, request.prompt_size);
-    if (truth == nullptr) return compare_requests(request, verdict.findings);
+    const Truths::Following known = truths_.find(request.tokens, request.prompt_size);
+    if (known.truth == nullptr) return compare_requests(request, verdict.findings);
     ++verdict.with_truth;
-    compare_with(*truth, request, verdict);
+    compare_with(*known.truth, request, verdict);
   }
 
  private:
   /// Compares up to the first token that differs. After it, the two outputs continue different
   /// texts.
   void compare_with(const Truth& truth, const LoggedRequest& request, LogVerdict& verdict) {
-    const auto both =
-        std::min<std::size_t>(truth.output.size(), request.tokens.size() - request.prompt_size);
-    for (std::size_t i = 0; i < both; ++i) {
-      const auto at = static_cast<std::uint32_t>(request.prompt_size + i);
-      if (request.tokens[at] == truth.output[i]) continue;
-      if (truth.gaps[i] < truths_.gap_min()) {
+    const std::uint32_t both = std::min(truth.tokens.size(), request.tokens.size());
+    for (std::uint32_t at = request.prompt_size; at < both; ++at) {
+      if (request.tokens[at] == truth.tokens[at]) continue;
+      const double gap = truth.gaps[at - truth.prompt_size];
+      if (gap < truths_.gap_min()) {
         ++verdict.near_ties;
         return;
       }
@@ -188,8 +187,8 @@ class OutputJudge {
             fmt::format("after {}, {} of them of its prompt and {} cached, `{}` says {}; after the "
                         "same tokens an empty cache says {}, which leads by {:.4g} ({})",
                         counted(at, "token"), request.prompt_size, request.cached, request.id,
-                        request.tokens[at], truth.output[i], truth.gaps[i], truth.place),
-            std::to_string(truth.output[i]), std::to_string(request.tokens[at])}});
+                        request.tokens[at], truth.tokens[at], gap, truth.place),
+            std::to_string(truth.tokens[at]), std::to_string(request.tokens[at])}});
       return;
     }
   }

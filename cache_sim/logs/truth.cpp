@@ -16,9 +16,10 @@ Result<Truth> read_truth(const Record& line) {
   const auto prompt = line.integers("prompt", 0, kMostId);
   if (!prompt) return tl::unexpected(prompt.error());
   if (prompt->empty()) return line.error("prompt", "a prompt has at least one token");
-  if (prompt->size() > Tokens::kMaxSize) return line.error("prompt", "has more than 2^24 tokens");
   const auto output = line.integers("output", 0, kMostId);
   if (!output) return tl::unexpected(output.error());
+  if (prompt->size() + output->size() > Tokens::kMaxSize)
+    return line.error("prompt", "has more than 2^24 tokens, with the output");
   auto gaps = line.numbers("gaps");
   if (!gaps) return tl::unexpected(gaps.error());
   if (gaps->size() != output->size())
@@ -26,8 +27,9 @@ Result<Truth> read_truth(const Record& line) {
                       fmt::format("{} for {} of the output", counted(gaps->size(), "number"),
                                   counted(output->size(), "token")));
   Truth truth;
-  truth.prompt = Tokens::of_ids({prompt->begin(), prompt->end()});
-  truth.output.assign(output->begin(), output->end());
+  truth.tokens = Tokens::of_ids({prompt->begin(), prompt->end()})
+                     .followed_by(Tokens::of_ids({output->begin(), output->end()}));
+  truth.prompt_size = static_cast<std::uint32_t>(prompt->size());
   truth.gaps = std::move(*gaps);
   return truth;
 }
@@ -46,24 +48,32 @@ Result<Truths> Truths::read(const std::string& path, double gap_min) {
     const std::string place = (*documents)->place();
     Result<Truth> truth = read_truth(Record(**line, place));
     if (!truth) return tl::unexpected(truth.error());
-    if (const Truth* const above = all.find(truth->prompt, truth->prompt.size()))
+    const std::uint32_t size = truth->prompt_size;
+    const Following above = all.find(truth->tokens, size);
+    if (above.truth != nullptr && above.at == 0)
       return fail(
-          fmt::format("{}: the truth of this prompt stands above ({})", place, above->place));
+          fmt::format("{}: the truth of this prompt stands above ({})", place, above.truth->place));
     truth->place = place;
-    const std::pair<std::uint32_t, std::uint64_t> key = {truth->prompt.size(),
-                                                         truth->prompt.digest()};
-    all.truths_.emplace(key, std::move(*truth));
+    const auto kept = std::make_shared<const Truth>(std::move(*truth));
+    for (std::uint32_t at = 0; at == 0 || at < kept->gaps.size(); ++at)
+      all.following_.emplace(std::pair{size + at, kept->tokens.digest(size + at)},
+                             Following{kept, at});
   }
-  if (all.truths_.empty()) return fail(path + ": holds no truth");
+  if (all.following_.empty()) return fail(path + ": holds no truth");
   return all;
 }
 
-const Truth* Truths::find(const Tokens& tokens, std::uint32_t prompt_size) const {
-  if (truths_.empty()) return nullptr;
-  const auto [begin, end] = truths_.equal_range({prompt_size, tokens.digest(prompt_size)});
-  for (auto one = begin; one != end; ++one)
-    if (one->second.prompt == tokens.prefix(prompt_size)) return &one->second;
-  return nullptr;
+Truths::Following Truths::find(const Tokens& tokens, std::uint32_t size) const {
+  if (following_.empty()) return {};
+  Following best;
+  const auto [begin, end] = following_.equal_range({size, tokens.digest(size)});
+  for (auto one = begin; one != end; ++one) {
+    const Following& known = one->second;
+    if ((best.truth == nullptr || known.at < best.at) &&
+        known.truth->tokens.prefix(size) == tokens.prefix(size))
+      best = known;
+  }
+  return best;
 }
 
 }  // namespace lockstep::cache_sim

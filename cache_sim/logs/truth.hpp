@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,8 +16,8 @@ namespace lockstep::cache_sim {
 
 struct Truth {
   std::string place;  ///< file:line
-  Tokens prompt;
-  std::vector<Token> output;
+  Tokens tokens;      ///< prompt, then output
+  std::uint32_t prompt_size = 0;
   /// by how much the logit of each output token exceeds the second best one
   std::vector<double> gaps;
 };
@@ -32,14 +33,18 @@ class Truths {
   /// name the file, the line and the field.
   static Result<Truths> read(const std::string& path, double gap_min = kGapMin);
 
-  /// The truth for the first `prompt_size` tokens; null where none is recorded.
-  const Truth* find(const Tokens& tokens, std::uint32_t prompt_size) const;
+  struct Following {
+    std::shared_ptr<const Truth> truth;
+    std::uint32_t at = 0;  ///< a place in its output
+  };
+  /// What is known to follow the first `size` tokens: a truth with this prompt, else one whose
+  /// prompt and output begin with them; null where there is none.
+  Following find(const Tokens& tokens, std::uint32_t size) const;
   double gap_min() const { return gap_min_; }
-  std::size_t size() const { return truths_.size(); }
 
  private:
-  /// By length and digest of the prompt. Prompts that share both are told apart by their tokens.
-  std::multimap<std::pair<std::uint32_t, std::uint64_t>, Truth> truths_;
+  /// By length and digest of what comes before. Tokens tell apart what shares both.
+  std::multimap<std::pair<std::uint32_t, std::uint64_t>, Following> following_;
   double gap_min_ = kGapMin;
 };
 

@@ -149,6 +149,10 @@ class Reader {
     }
     statement.answer_line = line_;
     awaiting_ = Awaiting::nothing;
+    const auto* const told = std::get_if<Operation>(&statement.what);
+    if (told != nullptr && told->verb == Verb::admit && line->fields[0].first == "refused" &&
+        !has_disk(trace_.config))
+      running_.erase(told->id.text());  // a refused admission leaves its name
     return {};
   }
 

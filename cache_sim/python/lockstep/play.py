@@ -167,6 +167,8 @@ def _subject_words(host: Host, subjects: Sequence[SubjectLike]) -> list[str]:
     for subject in subjects:
         if isinstance(subject, type):
             capabilities(subject)  # raises if the class is wrong, before the program starts
+        elif not isinstance(subject, str) and not callable(subject):
+            raise TypeError(f"{subject!r} makes no subject: give its class, which is called for each trace")
         words += ["--subject", subject if isinstance(subject, str) else host.subject(subject)]
     return words
 

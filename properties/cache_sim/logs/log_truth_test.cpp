@@ -111,6 +111,21 @@ TEST(LogTruth, judgesTheRequestsWhosePromptItHas) {
   EXPECT_EQ(others.json["findings"][0]["request"], "b");
 }
 
+// A prompt that goes on as the truth does has its answer there, with the gap of that token; a truth
+// of its own comes first.
+TEST(LogTruth, judgesAPromptThatContinuesOneOfIts) {
+  const Judged all = judged(request("a", "1,2,3", "4,5,6", 0) + request("b", "1,2,3,4,5", "7", 4) +
+                                request("c", "1,2,3,4", "9", 3),
+                            truth("1,2,3", "4,5,6", "1,1,1") + truth("1,2,3,4", "5", "0.001"));
+  EXPECT_EQ(all.json["with_truth"], 3);
+  EXPECT_EQ(all.json["near_ties"], 1) << "of c: its own truth leads by little";
+  ASSERT_EQ(all.json["findings"].size(), 1u) << all.run.out;
+  EXPECT_EQ(all.json["findings"][0]["request"], "b");
+  EXPECT_EQ(all.json["findings"][0]["expected"], "6");
+  EXPECT_EQ(judged(request("b", "1,2,3,4,5", "7", 4), kTruths).json["near_ties"], 1);
+  EXPECT_EQ(judged(request("b", "1,2,3,4,6", "7", 4), kTruths).json["with_truth"], 0);
+}
+
 TEST(LogTruth, refusesBadLines) {
   const std::string log = request("a", "1,2,3", "4", 0);
   const auto refused = [&](const std::string& truths) {

@@ -268,6 +268,8 @@ class Protocol(unittest.TestCase):
             lockstep.explore(Honours)
         with self.assertRaisesRegex(TypeError, "dict is no lockstep.Subject"):
             lockstep.explore(dict)
+        with self.assertRaisesRegex(TypeError, "makes no subject: give its class"):
+            lockstep.explore(Silent({}))
         self.assertRegex(answers(Silent, "admit id=r tokens=a3")[1],
                          r"^raised=TypeError: Silent.admit \(.*\) returned None; it returns a number, cached=, or")
 
