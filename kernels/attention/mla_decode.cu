@@ -1230,9 +1230,11 @@ class Block {
       }
     };
     copy_numbers(split);
+    group_copies();
     copy_some();
+    wait_for_groups();
+    weigh_pieces(request, split);  // while vectors are on their way
     wait_for_copies();
-    weigh_pieces(request, split);
 
     float sum[8] = {};
     int added = set, at = set < sets ? first : end;

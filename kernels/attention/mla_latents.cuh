@@ -34,6 +34,14 @@ __device__ inline void arrive_behind_copies(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+/// Makes a group of the copies that this thread has started since its last group.
+__device__ inline void group_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Waits for this thread's groups of copies, but not for copies that are in no group yet.
+__device__ inline void wait_for_groups() {
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
 /// Waits for all copies that this thread has started; only this thread is sure to see them.
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");

@@ -114,7 +114,7 @@ struct Layout {
   static constexpr int kMost = kGrown + kPs * 16;
   static constexpr int kSum = kMost + (kHalves ? 4 * kRows * 4 : 0);
   static constexpr int kBarriers = kSum + (kHalves ? (1 + 4 * kSumsOfRow) * kRows * 4 : 0);
-  static constexpr int kBarrierCount = kTiles * (kFullBarriers + 1) + 2 * kPs + 4;
+  static constexpr int kBarrierCount = kTiles * (kFullBarriers + 1) + 3 * kPs + 4;
   static constexpr int kShare = kBarriers + 8 * kBarrierCount;
   static constexpr int kSharedBytes = kShare + int{sizeof(Share)};
   static_assert(kSharedBytes <= 232448, "shared memory of a block");
@@ -256,6 +256,7 @@ class Block {
   ///   empty(i)          the outputs have read the values of place i, after the scores have
   ///                     multiplied its keys; or the scores have read queries from it
   ///   p_full(i), p_empty(i)   a tile of p, with what belongs to it
+  ///   factors_full(i)   kHalves: the factors beside p of an item's last tile
   ///   scores_done       the scores have finished all items, so that merging may use their memory
   ///   queries_full, queries_empty   kHalves: an item's queries
   ///   queries_halved    kHalves: those of the block's first item are in float16
@@ -269,6 +270,7 @@ class Block {
     for (int i = 0; i < kPs; ++i) {
       barrier_init(p_full(i), kWarpgroup);
       barrier_init(p_empty(i), 2 * kWarpgroup);
+      barrier_init(factors_full(i), N);
     }
     barrier_init(scores_done(), kWarpgroup);
     barrier_init(queries_full(), 1);
@@ -760,12 +762,12 @@ class Block {
         if (__builtin_expect(grown, 0)) raise_rows(sums, S, tile.place, t == 0, warp, lane);
         if (lane == 0) this->grown(tile.place)[warp] = grown;
         weigh_rows(sums, S, base_ + At::kP + tile.place * At::kPBytes, warp, lane);
-        if (ends) {
+        publish_to_async();
+        if (!defers || ends) barrier_arrive(p_full(tile.place));
+        if (ends) {  // while the outputs multiply the last p
           share_sums(sums, warp, lane);
           finish_rows(item, tile.place, kv_scale);
         }
-        publish_to_async();
-        if (!defers || ends) barrier_arrive(p_full(tile.place));
       }
     });
   }
@@ -836,17 +838,7 @@ class Block {
                                n / 2 + i / kSums > 0);
       commit_products();
     }
-#pragma unroll
-    for (int n = 0; n < N / 8; ++n)
-      base[n] = *reinterpret_cast<const float2*>(bases() + row_of(2 * n, lane));
-    wait_for_products<0>();
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) pin(sums[i]);
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) {
-      S[i] = sums[0][i];
-      if constexpr (kSums == 4) S[i] = (S[i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
-    }
+    finish_scores(S, base, sums, lane);
   }
   /// The same over a tile of 16 bits, whose keys are left operands as they are: four sums, one for
   /// each 16 columns of a slab. Two slabs are multiplied while the next one is loaded.
@@ -854,7 +846,7 @@ class Block {
                                 int warp, int lane) const {
     constexpr int kHeld = 3;  ///< slabs in registers
     std::uint32_t K[kHeld][4][4];
-    float sums[4][N / 2];
+    float sums[At::kSums][N / 2];
     const std::uint32_t own = tile_offset(warp * 16 + lane % 16, lane / 16);
     const std::uint64_t Q = matrix(uniform(static_cast<int>(query_slab(0))));
     Step unit = ring;
@@ -878,14 +870,23 @@ class Block {
                                further(Q, s * At::kQuerySlabBytes + k * 32), s > 0);
       commit_products();
     }
+    finish_scores(S, base, sums, lane);
+  }
+  /// Adds the sums of a tile's scores when their products have ended, and reads the rows' bases
+  /// before.
+  __device__ void finish_scores(float (&S)[N / 2], float2 (&base)[N / 8],
+                                float (&sums)[At::kSums][N / 2], int lane) const {
 #pragma unroll
     for (int n = 0; n < N / 8; ++n)
       base[n] = *reinterpret_cast<const float2*>(bases() + row_of(2 * n, lane));
     wait_for_products<0>();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pin(sums[i]);
+    for (auto& sum : sums) pin(sum);
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) S[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+    for (int i = 0; i < N / 2; ++i) {
+      S[i] = sums[0][i];
+      if constexpr (At::kSums == 4) S[i] = (S[i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+    }
   }
   /// Sets scores of keys that rows do not see so that they become -infinity: keys from token
   /// `there` on, and for rows of earlier queries those before it too.
@@ -926,25 +927,23 @@ class Block {
     return bases() + (1 + 4 * which) * kRows;
   }
   /// Reduces a thread's own rows over the eight lanes that have them. Each step halves the rows
-  /// that a lane keeps; the lane ends with kKept of them, from the number returned on.
+  /// that a lane keeps; the lane ends with kKept of them, from the number returned on. A step is a
+  /// template argument: as a loop around loops it was not unrolled, and rows lay in local memory.
   static constexpr int kKept = std::max(kOwnRows / 8, 1);
-  template <class Reduce>
+  template <int kStep = 0, class Reduce>
   __device__ static int reduce_rows(float (&of)[kOwnRows], int lane, Reduce reduce) {
-    int first = 0;
+    constexpr int kDistance = 16 >> kStep, kHalf = kOwnRows >> (kStep + 1);
+    const bool upper = (lane & kDistance) != 0 && kHalf > 0;
 #pragma unroll
-    for (int step = 0; step < 3; ++step) {
-      const int distance = 16 >> step, half = kOwnRows >> (step + 1);
-      const bool upper = (lane & distance) != 0 && half > 0;
-      first += upper ? half : 0;
-#pragma unroll
-      for (int i = 0; i < std::max(half, 1); ++i) {
-        float low = of[i], high = of[i + half];
-        asm("" : "+f"(low), "+f"(high));  // a choice between addresses would put them into memory
-        const float mine = upper ? high : low, other = upper ? low : high;
-        of[i] = reduce(mine, __shfl_xor_sync(0xffffffffu, other, distance));
-      }
+    for (int i = 0; i < std::max(kHalf, 1); ++i) {
+      float low = of[i], high = of[i + kHalf];
+      asm("" : "+f"(low), "+f"(high));  // a choice between addresses would put them into memory
+      const float mine = upper ? high : low, other = upper ? low : high;
+      of[i] = reduce(mine, __shfl_xor_sync(0xffffffffu, other, kDistance));
     }
-    return first;
+    int further = 0;
+    if constexpr (kStep < 2) further = reduce_rows<kStep + 1>(of, lane, reduce);
+    return (upper ? kHalf : 0) + further;
   }
   /// Raises the base of rows where p would exceed 2^kMostP, in an item's first tile of all rows,
   /// and leaves the factors for sums and outputs so far beside p.
@@ -1031,9 +1030,11 @@ class Block {
       // A row that sees no key gets factor 0; a NaN sum stays NaN.
       const bool seen = whole > 0 || whole != whole;
       const float log2_sum = seen ? bases()[row] + log2f(whole) : -INFINITY;
-      if (place >= 0)
+      if (place >= 0) {
         factors(place)[row] =
             seen ? (divided ? At::kPieceUnit : kv_scale) / (kWide ? sum_of(1) : whole) : 0.0f;
+        barrier_arrive(factors_full(place));
+      }
       if (divided)
         numbers_at(place_of(item.split, item.piece))[row] = log2_sum;
       else if (number < p_.rows)
@@ -1056,6 +1057,7 @@ class Block {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int first = uniform(share().first);
     Step ring(kTiles), tile(kPs);
+    std::uint32_t ended = 0;  // bit i: the parity of factors_full(i)
     // Lane l reads the 16 bytes of token l (or l + 32) that the warp has in a product of an even
     // number; those of an odd one are 64 bytes away, within the swizzle.
     const std::uint32_t own = 2 * side * kSlabBytes + tile_offset(lane, warp);
@@ -1085,6 +1087,10 @@ class Block {
         if (t + 1 < item.count) barrier_arrive(p_empty(tile.place));
         tile.next();
         ring.skip(At::kUnitsOfTile);
+      }
+      if (kHalves && item.count > 0) {
+        barrier_wait(factors_full(place), ended >> place & 1);
+        ended ^= 1u << place;
       }
       if (item.split.count > 1)
         store_piece(O, place, item, side, warp, lane);
@@ -1531,9 +1537,11 @@ class Block {
       }
     };
     copy_numbers(split);
+    group_copies();
     copy_some();
+    wait_for_groups();
+    weigh_pieces(request, split);  // while vectors are on their way
     wait_for_copies();
-    weigh_pieces(request, split);
 
     float sum[8] = {};
     int added = set, at = set < sets ? first : end;
@@ -1715,17 +1723,20 @@ class Block {
   __device__ std::uint32_t p_empty(int place) const {
     return barrier(kPBarriers + kPs + place);
   }
+  __device__ std::uint32_t factors_full(int place) const {
+    return barrier(kPBarriers + 2 * kPs + place);
+  }
   __device__ std::uint32_t scores_done() const {
-    return barrier(kPBarriers + 2 * kPs);
+    return barrier(kPBarriers + 3 * kPs);
   }
   __device__ std::uint32_t queries_full() const {
-    return barrier(kPBarriers + 2 * kPs + 1);
+    return barrier(kPBarriers + 3 * kPs + 1);
   }
   __device__ std::uint32_t queries_empty() const {
-    return barrier(kPBarriers + 2 * kPs + 2);
+    return barrier(kPBarriers + 3 * kPs + 2);
   }
   __device__ std::uint32_t queries_halved() const {
-    return barrier(kPBarriers + 2 * kPs + 3);
+    return barrier(kPBarriers + 3 * kPs + 3);
   }
 
   const Decode& p_;

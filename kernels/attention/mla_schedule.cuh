@@ -66,6 +66,15 @@ class Scheduler {
   /// A piece has at least `fewest` x sqrt(all tiles) tiles, since shorter ones cost more in merging
   /// than they save.
   __device__ Share share(float fewest) const {
+    const auto least_of = [&](int tiles) {
+      return max((tiles + parts_ - 1) / parts_,
+                 static_cast<int>(ceilf(fewest * sqrtf(static_cast<float>(tiles)))));
+    };
+    if (lengths_.count == 1) {  // nothing to search: a shorter way to the first copy
+      const int tiles = lengths_.tiles(0), least = least_of(tiles);
+      const Split split{0, (tiles + least - 1) / least};
+      return part_ < split.count ? piece(0, tiles, split) : Share{};
+    }
     int total = 0, longest = 0;
 #pragma unroll 1
     for (int b = lane_; b < lengths_.count; b += 32) {
@@ -80,8 +89,7 @@ class Scheduler {
       const int each = (lengths_.count + parts_ - 1) / parts_;
       return each * longest <= mean + kRangeTiles ? whole(each) : ranges(total);
     }
-    const int least = max(mean, static_cast<int>(ceilf(fewest * sqrtf(static_cast<float>(total)))));
-    const int chunk = smallest_chunk(least, longest);
+    const int least = least_of(total), chunk = smallest_chunk(least, longest);
     return chunk <= least + kRangeTiles || parts_ == 1 ? chunks(chunk) : ranges(total);
   }
 
@@ -118,20 +126,24 @@ class Scheduler {
       const unsigned here = __ballot_sync(0xffffffffu, at <= part_ && part_ < at + own);
       if (here != 0) {
         const int found = __ffs(static_cast<int>(here)) - 1;
-        const int first_part = __shfl_sync(0xffffffffu, at, found);
-        const int count = __shfl_sync(0xffffffffu, own, found);
-        const int all = __shfl_sync(0xffffffffu, tiles, found), piece = part_ - first_part;
-        const int whole = all / count, rest = all - whole * count;  // keeps products in 32 bits
-        Share share;
-        share.first = share.last = base + found;
-        share.first_tile = whole * piece + rest * piece / count;
-        share.end_tile = whole * (piece + 1) + rest * (piece + 1) / count;
-        share.of_first = share.of_last = {first_part, count};
-        return share;
+        return piece(base + found, __shfl_sync(0xffffffffu, tiles, found),
+                     {__shfl_sync(0xffffffffu, at, found), __shfl_sync(0xffffffffu, own, found)});
       }
       before = __shfl_sync(0xffffffffu, at + own, 31);
     }
     return {};
+  }
+
+  /// This part's piece of a request of `tiles` tiles that is divided in this way.
+  __device__ Share piece(int request, int tiles, const Split& split) const {
+    const int count = split.count, number = part_ - split.first_part;
+    const int whole = tiles / count, rest = tiles - whole * count;  // keeps products in 32 bits
+    Share share;
+    share.first = share.last = request;
+    share.first_tile = whole * number + rest * number / count;
+    share.end_tile = whole * (number + 1) + rest * (number + 1) / count;
+    share.of_first = share.of_last = split;
+    return share;
   }
 
   /// The share if each part has `each` whole requests.

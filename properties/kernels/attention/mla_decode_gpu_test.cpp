@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "properties/kernels/attention/repeated_decode.hpp"
 #include "properties/support/gpu.hpp"
 #include "reference/attention/latent_token.hpp"
 #include "reference/attention/mla_attention.hpp"
@@ -397,36 +398,14 @@ TYPED_TEST(MlaDecodeGpu, noPageIsZeros) {
     }
 }
 
-// Parts that finish in another order are merged in the same one, and counters are left as found.
 TYPED_TEST(MlaDecodeGpu, everyLaunchGivesTheSameBits) {
-  for (const std::int64_t heads : {16, 70}) {
-    const Question question{.lengths = {900, 20, 1700, 64}, .heads = heads};
-    const typename TestFixture::In in(question, 9);
-    typename TestFixture::On first(in), again(in);
-    first.run(question);
-    finish();
-    for (int i = 0; i < 50; ++i) again.run(question);
-    finish();
-    EXPECT_TRUE(same_bits(again.out, first.out));
-    EXPECT_TRUE(same_bits(again.lse, first.lse));
-  }
+  expect_the_same_bits_of_every_launch<Question, typename TestFixture::In,
+                                       typename TestFixture::On>();
 }
 
-// A captured launch is divided by the lengths that it finds: longer requests than at its capture
-// are whole, and places of requests that are gone have length 0.
 TYPED_TEST(MlaDecodeGpu, aCapturedLaunchServesOtherLengths) {
-  Question question{.lengths = {1000, 70, 640, 5}};
-  const typename TestFixture::In in(question, 4);
-  typename TestFixture::On captured(in), direct(in);
-  direct.run(question);
-  finish();
-  captured.lengths.set({64, 0, 0, 1});
-  replay_behind_change([&](cudaStream_t stream) { captured.run(question, stream); },
-                       [&] {
-                         captured.lengths.set({1000, 70, 640, 5});
-                       });
-  EXPECT_TRUE(same_bits(captured.out, direct.out));
-  EXPECT_TRUE(same_bits(captured.lse, direct.lse));
+  expect_a_captured_launch_to_serve_other_lengths<Question, typename TestFixture::In,
+                                                  typename TestFixture::On>();
 }
 
 TEST(MlaDecodeArguments, areRefusedByName) {
