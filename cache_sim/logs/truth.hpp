@@ -37,7 +37,7 @@ class Truths {
     std::shared_ptr<const Truth> truth;
     std::uint32_t at = 0;  ///< a place in its output
   };
-  /// What is known to follow the first `size` tokens: a truth with this prompt, else one whose
+  /// The tokens known to follow the first `size` tokens: a truth with this prompt, else one whose
   /// prompt and output begin with them; null where there is none.
   Following find(const Tokens& tokens, std::uint32_t size) const;
   double gap_min() const { return gap_min_; }
