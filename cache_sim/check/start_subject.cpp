@@ -39,6 +39,9 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
   for (const std::string& field : config.changed())
     if (!common_fields().contains(field) && !policy.config_fields.contains(field))
       return fail(fmt::format("policy {} does not use the config field {}", policy.name, field));
+  if (const std::vector<Config::Idle> idle = config.idle(); !idle.empty())
+    return fail(fmt::format("field {}: it has no effect without {}=", idle.front().option,
+                            idle.front().needs));
   if (policy.has_states && config.state_slots == 0)
     return fail(
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <sstream>
@@ -191,7 +192,20 @@ std::vector<BadFile> bad_files() {
        ":2: policy sglang-no-buffer does not use the config field page"},
       {"verb_that_the_policy_ignores", kGood + "capture id=r as=c\n", ":2: capture"},
       {"ranks_without_disks", "config host_kv=8 host_states=2 storage_ranks=2\ncheck\n",
-       ":1: field storage_ranks: storages are behind a host tier with disk=1"},
+       ":1: field storage_ranks: it has no effect without disk="},
+      {"window_pool_without_windows", "config kv_tokens=8\nconfig window_kv=8\ncheck\n",
+       ":2: field window_kv: it has no effect without window="},
+      {"host_windows_without_windows", "config host_kv=8 host_states=2 host_window_kv=8\ncheck\n",
+       ":1: field host_window_kv: it has no effect without window="},
+      {"write_policy_without_a_host", "config write_policy=write_back\ncheck\n",
+       ":1: field write_policy: it has no effect without host_kv="},
+      {"prefetches_without_a_disk", "config host_kv=8 host_states=2 prefetch_least=4\ncheck\n",
+       ":1: field prefetch_least: it has no effect without disk="},
+      {"offload_without_blocks_on_the_host", "config policy=vllm-align lazy_offload=1\ncheck\n",
+       ":1: field lazy_offload: it has no effect without cpu_blocks="},
+      {"option_of_the_scheduler_that_stands_twice",
+       "config policy=vllm-align scheduler=vllm:long_prefill=4:long_prefill=8\ncheck\n",
+       ":1: field scheduler: option long_prefill stands twice"},
       {"index_keys_on_a_disk", "config disk=1 host_kv=8 host_states=2 index_keys=1\ncheck\n",
        ":1: field index_keys: index keys are not in the storage of disk=1"},
       {"rank_that_there_is_not", "config disk=1 host_kv=8 host_states=2\nfail rank=1 tier=disk\n",
@@ -360,6 +374,14 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
             "lockstep: lockstep replay: --check: `label` is none of off, labels, all");
   EXPECT_EQ(complaint({"replay", "x.trace", "--json"}),
             "lockstep: lockstep replay: --json needs a value");
+  EXPECT_EQ(complaint({"replay", "x.trace", "--json", ""}),
+            "lockstep: lockstep replay: --json: an empty text names no file");
+  EXPECT_EQ(complaint({"compare", "sessions", "--policies", "lru", "--evidence", "x"}),
+            "lockstep: --evidence: it has no effect without --cost measured:CARD\n");
+  for (const std::string field : {"policy=lru", "fidelity=reference"})
+    EXPECT_EQ(complaint({"compare", "sessions", "--policies", "radix", "--config", field}),
+              "lockstep: policy radix: field " + field.substr(0, field.find('=')) +
+                  ": it has no effect in a comparison, which checks nothing and has --policies\n");
   EXPECT_EQ(complaint({"explore", "--seed", "x"}),
             "lockstep: lockstep explore: --seed: `x` is not a whole number");
   EXPECT_EQ(complaint({"explore", "--seed", "-1"}),
@@ -562,6 +584,11 @@ TEST(Program, listsNamesFirstOnEachLine) {
   for (const char* const workload : {"sglang-w1", "sessions", "mooncake", "weka-agentic"})
     EXPECT_TRUE(has(first_words("workloads"), workload)) << workload;
   EXPECT_TRUE(has(first_words("policies"), "belady"));
+  std::map<std::string, Json> needs;
+  for (const Json& field : Json::parse(run_program({"list", "config", "--json"}).out))
+    needs[field["name"]] = field.value("needs", Json::array());
+  EXPECT_EQ(needs["host_window_kv"], Json::array({"host_kv", "window"}));
+  EXPECT_EQ(needs["page"], Json::array());
 }
 
 const std::string kFinish = "fixtures/traces/finish_keeps_its_state.trace";
