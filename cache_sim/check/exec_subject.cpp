@@ -77,8 +77,9 @@ constexpr std::string_view kGreeting[] = {"protocol", "levels", "labels", "again
 
 // Fields of a child's answer that are not fields of Reply.
 constexpr std::string_view kOfItself[] = {
-    "violation=", "wrong=", "raised=", "state_tokens=", "conv_tokens=", "cached_tokens="};
-constexpr std::string_view kViolation = kOfItself[0], kWrong = kOfItself[1], kRaised = kOfItself[2];
+    "violation=", "wrong=", "raised=", "state_tokens=", "conv_tokens=", "cached_tokens=", "salt="};
+constexpr std::string_view kViolation = kOfItself[0], kWrong = kOfItself[1], kRaised = kOfItself[2],
+                           kSalt = kOfItself[6];
 
 /// An answer as it was read: the fields of the reply, and the other fields that a child can send.
 struct Answer {
@@ -89,6 +90,7 @@ struct Answer {
   /// state_tokens=, conv_tokens= and cached_tokens=: the tokens for which the slot or the hit in
   /// this field of the reply stands, by the child.
   std::vector<std::pair<ReplyField, std::string>> stands_for;
+  std::optional<std::string> salt;  ///< under which these were computed
 };
 
 Answer split(std::string_view text) {
@@ -113,6 +115,10 @@ Answer split(std::string_view text) {
       break;
     }
     text.remove_prefix(std::min(end + 1, text.size()));
+    if (word.starts_with(kSalt)) {
+      answer.salt = word.substr(kSalt.size());
+      continue;
+    }
     const auto* const label =
         std::find_if(std::begin(kLabels), std::end(kLabels),
                      [&](const auto& known) { return word.starts_with(known.first); });
@@ -394,6 +400,18 @@ Result<void> ExecSubject::compare_labels(const Operation& operation, const Answe
          told(operation.tokens.prefix(static_cast<std::uint32_t>(std::min(length, most)))),
          told(*tokens)});
   }
+  if (!answer.salt) return {};
+  if (operation.verb != Verb::admit && operation.verb != Verb::match)
+    return fail("salt= stands in answers to admit and match");
+  const std::string salt = operation.salt.exists() ? operation.salt.text() : "";
+  const bool has_hit =
+      reply.get(operation.verb == Verb::admit ? ReplyField::cached : ReplyField::kv) > 0;
+  if (has_hit && *answer.salt != salt)
+    findings_.push_back({FindingKind::wrong_state_prefix,
+                         fmt::format("{} hands out what was computed under the salt `{}`, and the "
+                                     "request has `{}`",
+                                     name_, printable(*answer.salt), salt),
+                         "salt=" + salt, "salt=" + printable(*answer.salt)});
   return {};
 }
 

@@ -39,6 +39,9 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
   for (const std::string& field : config.changed())
     if (!common_fields().contains(field) && !policy.config_fields.contains(field))
       return fail(fmt::format("policy {} does not use the config field {}", policy.name, field));
+  if (const std::vector<Config::Idle> idle = config.idle(); !idle.empty())
+    return fail(fmt::format("field {}: it has no effect without {}=", idle.front().option,
+                            idle.front().needs));
   if (policy.has_states && config.state_slots == 0)
     return fail(
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
@@ -69,12 +72,12 @@ std::unique_ptr<Auditor> make_auditor(Subject& subject, const LabelState* labels
 
 using Started = Result<std::unique_ptr<SubjectSeat>>;
 
-tl::unexpected<Error> unknown(const std::string& name) {
+tl::unexpected<Error> unknown(const std::string& name, const Config& config) {
   const bool is_oracle = name.starts_with("oracle:");
   const std::string near = but_near(std::string_view(name).substr(is_oracle ? 7 : 0),
                                     names_in(Registry<PolicyEntry>::all()));
-  return fail(
-      fmt::format("there is no subject `{}`{}; `lockstep list subjects` shows all", name, near));
+  return fail(fmt::format("{}there is no subject `{}`{}; `lockstep list subjects` shows all",
+                          name == config.policy ? "field policy: " : "", name, near));
 }
 
 /// The layers of subjects that are not checked. It has no state, so all subjects share it.
@@ -113,9 +116,9 @@ Started start_closed(const std::string& name, const RunOptions& options) {
 Started start_oracle(const std::string& name, const RunOptions& options) {
   const std::string policy_name = name.substr(7);
   const OracleEntry* const entry = Registry<OracleEntry>::find(policy_name);
-  if (entry == nullptr) return unknown(name);
+  if (entry == nullptr) return unknown(name, options.config);
   const PolicyEntry* const policy = Registry<PolicyEntry>::find(policy_name);
-  if (policy == nullptr) return unknown(name);
+  if (policy == nullptr) return unknown(name, options.config);
   if (const Result<void> fits = check_config(*policy, options.config); !fits)
     return tl::unexpected(fits.error());
   auto seat = std::make_unique<SubjectSeat>();
@@ -127,7 +130,7 @@ Started start_oracle(const std::string& name, const RunOptions& options) {
 
 Started start_policy(const std::string& name, const RunOptions& options) {
   const PolicyEntry* const entry = Registry<PolicyEntry>::find(name);
-  if (entry == nullptr) return unknown(name);
+  if (entry == nullptr) return unknown(name, options.config);
   if (const Result<void> fits = check_config(*entry, options.config); !fits)
     return tl::unexpected(fits.error());
   auto seat = std::make_unique<SubjectSeat>();

@@ -129,7 +129,10 @@ class Comparer {
   /// Reads the times of `measured:CARD`.
   Result<void> read_cost() {
     constexpr std::string_view kMeasured = "measured:";
-    if (request_.cost == kModelCost) return {};
+    if (request_.cost == kModelCost) {
+      if (request_.evidence == CompareRequest().evidence) return {};
+      return fail(fmt::format("--evidence: it has no effect without --cost {}CARD", kMeasured));
+    }
     if (!request_.cost.starts_with(kMeasured))
       return fail(fmt::format("--cost: `{}` is neither `{}` nor `{}CARD`", request_.cost,
                               kModelCost, kMeasured));
@@ -155,6 +158,12 @@ class Comparer {
       return fail(
           fmt::format("{}: {}= of --config or policy {} says the same", option, field, name));
     };
+    for (const std::string_view field : {std::string_view("policy"), kFidelityField, kModelField})
+      if (set.contains(field))
+        return fail(
+            fmt::format("policy {}: field {}: it has no effect in a comparison, which "
+                        "checks nothing and has --policies",
+                        name, field));
     if (request_.cost != kModelCost && set.contains("step_time"))
       return both("step_time", "--cost");
     if (request_.capacities.empty()) return {};

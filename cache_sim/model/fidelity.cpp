@@ -35,7 +35,7 @@ Result<void> check_fidelity(const PolicyEntry& policy, const Config& config) {
           name, name));
     const std::vector<std::string_view> known = names_in(Registry<FidelityEntry>::all());
     return fail(fmt::format(
-        "there is no fidelity `{}`{}; `lockstep list layers` shows all{}", name,
+        "field fidelity: there is no `{}`{}; `lockstep list layers` shows all{}", name,
         but_near(name, known),
         known.size() > 1
             ? ""

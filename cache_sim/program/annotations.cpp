@@ -73,7 +73,7 @@ std::string github_text(const std::vector<Annotation>& annotations) {
 }
 
 void AnnotationOptions::add_to(Command& command) {
-  command.add_option("--sarif", sarif_path, "write the findings as SARIF to this file");
+  command.add_output("--sarif", sarif_path, "write the findings as SARIF to this file");
   command.add_flag("--github", github,
                    "also print each finding as an `::error` line, which GitHub Actions shows "
                    "beside its file");

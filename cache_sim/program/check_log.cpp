@@ -133,8 +133,8 @@ void add_check_log(Command& app, int& status) {
       "check-log", "judge a server's log: were its cached tokens and outputs possible?");
   const auto words = std::make_shared<CheckLogWords>();
   command->add_option("FILE", words->file, "JSON lines: " + formats_text())->required();
-  command->add_option("--log", words->log_path, "write the log in Lockstep's own format");
-  command->add_option("--trace", words->trace_path, "write its requests as a trace to replay");
+  command->add_output("--log", words->log_path, "write the log in Lockstep's own format");
+  command->add_output("--trace", words->trace_path, "write its requests as a trace to replay");
   command->add_option(
       "--truth", words->truth_path,
       "JSON lines: prompts, and the greedy output of each from an empty cache (default: "
@@ -146,7 +146,7 @@ void add_check_log(Command& app, int& status) {
           "the logits")
       ->number_from(0)
       ->capture_default_str();
-  command->add_option("--json", words->json_path, "write the findings to this file");
+  command->add_output("--json", words->json_path, "write the findings to this file");
   words->annotations.add_to(*command);
   add_quiet(*command);
   end_help(*command,

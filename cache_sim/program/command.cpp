@@ -169,12 +169,17 @@ Option* Command::keep(CLI::Option* option) {
 }
 
 Option* Command::add_option(std::string name, std::string& value, std::string about) {
-  CLI::Option* const option = parser_->add_option(std::move(name), value, std::move(about));
+  return keep(parser_->add_option(std::move(name), value, std::move(about)));
+}
+
+Option* Command::add_output(std::string name, std::string& path, std::string about) {
+  CLI::Option* const option = parser_->add_option(std::move(name), path, std::move(about));
   const auto refusal = [](const std::string& text) {
-    return text == "-" ? "`-` names no file, but /dev/stdout is one" : "";
+    return text == "-"    ? "`-` names no file, but /dev/stdout is one"
+           : text.empty() ? "an empty text names no file"
+                          : "";
   };
-  if (!option->get_positional()) option->check(CLI::Validator(refusal, ""));
-  return keep(option);
+  return keep(option->check(CLI::Validator(refusal, "")));
 }
 
 Option* Command::add_option(std::string name, std::vector<std::string>& values, std::string about) {

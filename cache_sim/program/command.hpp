@@ -61,6 +61,7 @@ class Command {
 
   Command* add_subcommand(std::string name, std::string about);
   Option* add_option(std::string name, std::string& value, std::string about);
+  Option* add_output(std::string name, std::string& path, std::string about);  ///< to write
   Option* add_option(std::string name, std::vector<std::string>& values, std::string about);
   Option* add_option(std::string name, std::int64_t& value, std::string about);
   Option* add_option(std::string name, std::uint64_t& value, std::string about);

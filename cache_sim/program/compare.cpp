@@ -166,8 +166,8 @@ void add_compare(Command& app, int& status) {
       ->capture_default_str();
   command->add_option("--limit", words->request.limit, "the first N requests alone (default: all)")
       ->number_from(1);
-  command->add_option("--json", words->json_path, "write the comparison's data to this file");
-  command->add_option("--html", words->html_path, "write a page about the comparison to this file");
+  command->add_output("--json", words->json_path, "write the comparison's data to this file");
+  command->add_output("--html", words->html_path, "write a page about the comparison to this file");
   add_quiet(*command);
   end_help(*command,
            {{kExitPass, "the table is complete; nothing is checked"},

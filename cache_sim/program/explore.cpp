@@ -561,14 +561,14 @@ void add_explore(Command& app, int& status) {
   add_allow_exec(*command, words->allow_exec);
   command->add_flag("--no-shrink", words->raw, "write traces as they were found");
   command
-      ->add_option("--out", words->out,
+      ->add_output("--out", words->out,
                    "the folder for findings; traces that lie there are played first")
       ->capture_default_str();
-  command->add_option("--corpus", words->corpus,
+  command->add_output("--corpus", words->corpus,
                       "a folder of traces to begin with, to which the search adds those that reach "
                       "new code marks (default: none)");
-  command->add_option("--json", words->json_path, "write the search's data to this file");
-  command->add_option("--html", words->html_path, "write a page about the findings to this file");
+  command->add_output("--json", words->json_path, "write the search's data to this file");
+  command->add_output("--html", words->html_path, "write a page about the findings to this file");
   words->annotations.add_to(*command);
   add_quiet(*command);
   std::vector<StatusHelp> statuses = statuses_of_runs();
@@ -601,7 +601,7 @@ void add_shrink(Command& app, int& status) {
       ->add_option("--timeout", *timeout,
                    "how long a child may take for one answer: a number with ns, us, ms or s")
       ->capture_default_str();
-  command->add_option("-o,--out", *out, "the file to write")->required();
+  command->add_output("-o,--out", *out, "the file to write")->required();
   add_quiet(*command);
   std::vector<StatusHelp> statuses = statuses_of_runs();
   statuses.erase(statuses.begin());

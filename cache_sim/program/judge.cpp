@@ -95,7 +95,7 @@ void add_judge(Command& app, int& status) {
       "--no-time", [&request] { request.timed = false; }, "judge errors alone, time nothing");
   command->add_flag("--batch-invariant", request.batch_invariant,
                     "also run rows alone and in other batches: each row's bits must stay the same");
-  command->add_option("--json", words->json_path, "write the verdict's data to this file");
+  command->add_output("--json", words->json_path, "write the verdict's data to this file");
   add_quiet(*command);
   end_help(*command,
            {{kExitPass, "nothing found"},

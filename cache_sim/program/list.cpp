@@ -145,8 +145,12 @@ void add_list(Command& app, int& status) {
     }
     if (!*json) return print_all(rows_of(*what));
     ordered_json document = ordered_json::array();
-    for (const auto& [name, text] : rows_of(*what))
+    for (const auto& [name, text] : rows_of(*what)) {
       document.push_back({{"name", name}, {"text", text}});
+      const auto* const option = *what == "config" ? Registry<ConfigOption>::find(name) : nullptr;
+      if (option == nullptr) continue;
+      for (const std::string& needed : option->needs) document.back()["needs"].push_back(needed);
+    }
     print("{}\n", *what == "verbs" ? verbs_json() : document.dump(1));
   });
 }

@@ -39,11 +39,11 @@ void ReplayOptions::add_to(Command& command) {
           .add_option("--timeout", timeout,
                       "how long a child may take for one answer: a number with ns, us, ms or s")
           ->capture_default_str();
-  command.add_option("--json", json_path, "write the run's data to this file");
-  command.add_option("--timeline", timeline_path,
+  command.add_output("--json", json_path, "write the run's data to this file");
+  command.add_output("--timeline", timeline_path,
                      "write a Chrome trace (µs of virtual time) of the run to this file");
-  command.add_option("--html", html_path, "write a page about the runs to this file");
-  command.add_option("--decisions", decisions_path,
+  command.add_output("--html", html_path, "write a page about the runs to this file");
+  command.add_output("--decisions", decisions_path,
                      "write a line for each admission to this file: prompt and cached tokens");
   annotations.add_to(command);
   command

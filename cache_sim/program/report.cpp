@@ -130,7 +130,7 @@ void add_report(Command& app, int& status) {
                       "with --fidelity: a model's name or the folder of a checkpoint (default: "
                       "each model that a run's policies can have)");
   add_allow_exec(*command, words->allow_exec);
-  command->add_option("--out", words->out,
+  command->add_output("--out", words->out,
                       "the folder of the pages (default: reports/html of the checkout)");
   add_quiet(*command);
   std::vector<StatusHelp> statuses = statuses_of_runs();

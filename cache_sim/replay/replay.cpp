@@ -55,11 +55,26 @@ Result<std::unique_ptr<StepCost>> step_cost(const ReplayRequest& request,
   });
 }
 
-Result<void> start_run(const ReplayRequest& request, const Result<RunOptions>& options,
-                       ReplayOutcome& outcome) {
+/// The file of a sentence about a configuration, with the line of the trace that sets the field in
+/// question, unless --config does.
+std::string place_of(std::string_view sentence, const RunOptions& options,
+                     const std::optional<Trace>& trace) {
+  constexpr std::string_view kField = "field ";
+  const std::size_t at = sentence.find(kField);
+  if (!trace || at == std::string_view::npos) return options.file;
+  const std::string_view rest = sentence.substr(at + kField.size());
+  const auto set = trace->config_lines.find(rest.substr(0, rest.find(':')));
+  if (set == trace->config_lines.end() || options.fixed.contains(set->first)) return options.file;
+  return fmt::format("{}:{}", options.file, set->second);
+}
+
+Result<void> start_run(const Result<RunOptions>& options, ReplayOutcome& outcome) {
   if (!options) return tl::unexpected(options.error());
   Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(*options);
-  if (!run) return fail(fmt::format("{}: {}", request.file, run.error().text), run.error().status);
+  if (!run)
+    return fail(fmt::format("{}: {}", place_of(run.error().text, *options, outcome.trace),
+                            run.error().text),
+                run.error().status);
   outcome.run = std::move(*run);
   return {};
 }
@@ -69,8 +84,7 @@ Result<ReplayOutcome> replay_trace(const ReplayRequest& request, ReplayOutcome o
   Result<Trace> trace = read_trace(request.file);
   if (!trace) return tl::unexpected(trace.error());
   outcome.trace = std::move(*trace);
-  if (const Result<void> started =
-          start_run(request, run_options(request, outcome.trace->config), outcome);
+  if (const Result<void> started = start_run(run_options(request, outcome.trace->config), outcome);
       !started)
     return tl::unexpected(started.error());
   Result<std::unique_ptr<StepCost>> cost = step_cost(request, outcome);
@@ -89,8 +103,7 @@ Result<ReplayOutcome> replay_workload(const ReplayRequest& request, ReplayOutcom
   const auto load_start = std::chrono::steady_clock::now();
   OpenedStream requests = open_workload(request.file, request.limit);
   if (!requests) return tl::unexpected(requests.error());
-  if (const Result<void> started = start_run(request, run_options(request, Config{}), outcome);
-      !started)
+  if (const Result<void> started = start_run(run_options(request, Config{}), outcome); !started)
     return tl::unexpected(started.error());
   Result<std::unique_ptr<StepCost>> cost = step_cost(request, outcome);
   if (!cost) return tl::unexpected(cost.error());
@@ -114,7 +127,7 @@ Result<ReplayOutcome> replay_driven(const WorkloadDriver& driver, const ReplayRe
   if (!options) return tl::unexpected(options.error());
   if (options->config.ranks != 1 || options->config.overlap != 0)
     return fail(fmt::format("{}: its own driver has one rank and no overlap", request.file));
-  if (const Result<void> started = start_run(request, options, outcome); !started)
+  if (const Result<void> started = start_run(options, outcome); !started)
     return tl::unexpected(started.error());
   (*workload)->generate();
   outcome.load_s = seconds_since(load_start);

@@ -176,6 +176,7 @@ class Shrinker {
     if (options_.progress) options_.progress(executions_, best_.steps.size());
     const Trace trace = as_trace(candidate);
     run_.config = candidate.config;
+    run_.config.drop_idle();
     std::optional<Played> played;
     const auto run = played_run(run_, [&](ReplaySession& session) {
       played = trace.scheduler_level          ? play_scheduled(trace, session)
@@ -201,6 +202,7 @@ class Shrinker {
 
   void adopt(const Config& config, const Played& played) {
     best_.config = config;
+    best_.config.drop_idle();
     best_.steps = played.steps;
     finding_ = *played.finding;
   }

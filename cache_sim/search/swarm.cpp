@@ -188,6 +188,7 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   draw_capabilities(part);
   for (const SwarmEntry& family : families)
     if (family.rate != nullptr) family.rate(part);
+  swarm.config.drop_idle();
   return swarm;
 }
 

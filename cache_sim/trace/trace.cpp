@@ -188,9 +188,11 @@ class Reader {
   Result<void> read_config(const Line& line) {
     after_verb_ = false;
     if (!trace_.statements.empty()) return fail("config stands before the first operation");
-    trace_.configured = true;
-    for (const auto& [key, value] : line.fields)
+    for (const auto& [key, value] : line.fields) {
       if (Result<void> set = trace_.config.set(key, value); !set) return set;
+      if (const auto [first, is_new] = trace_.config_lines.emplace(key, line_); !is_new)
+        return fail(fmt::format("field {}: line {} sets it, too", key, first->second));
+    }
     return {};
   }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -59,7 +61,7 @@ struct Trace {
   std::string title;  ///< the first comment line that is neither a directive nor a file name
   std::vector<std::string> description;  ///< the comment lines
   Config config;
-  bool configured = false;  ///< the file has a config line
+  std::map<std::string, int, std::less<>> config_lines;  ///< of each field that the file sets
   bool scheduler_level = false;
   std::vector<RunDirective> runs;
   std::vector<Statement> statements;

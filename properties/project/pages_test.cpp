@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
@@ -412,6 +413,18 @@ TEST(PagesAndSources, aRemovedRowAndAnInventedRowAreNoticed) {
       }
     }
   EXPECT_GT(removed, 150u);
+}
+
+// A field that has no effect without another one says so: `with host_kv=`, `with disk=1`.
+TEST(PagesAndSources, sayWhichFieldsAFieldNeeds) {
+  std::map<std::string, std::string> meaning;
+  for (const Row& row : rows_of(read_text(kRoot + kGrammar), "Config fields", "Field"))
+    meaning[code_in(row[0]).front()] = row[2].substr(0, row[2].find(','));
+  for (const ConfigOption& option : Registry<ConfigOption>::all())
+    for (const std::string& needed : option.needs)
+      EXPECT_TRUE(meaning[std::string(option.name)].starts_with("with ") &&
+                  meaning[std::string(option.name)].find("`" + needed + "=") != std::string::npos)
+          << option.name << " without " << needed;
 }
 
 // --- What each policy was held against -----------------------------------------------------------

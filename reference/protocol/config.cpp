@@ -271,6 +271,19 @@ std::optional<std::string_view> config_field_from(std::string_view name) {
   return std::nullopt;
 }
 
+std::vector<Config::Idle> Config::idle() const {
+  static const Config defaults;
+  std::vector<Idle> all;
+  for (const auto& [option, value] : options)
+    for (const std::string& needed : option_of(option).needs)
+      if (find(needed) == defaults.find(needed)) all.push_back({option, needed});
+  return all;
+}
+
+void Config::drop_idle() {
+  for (const Idle& one : idle()) options.erase(one.option);
+}
+
 std::vector<std::string> Config::changed() const {
   static const Config defaults;
   std::vector<std::string> fields;

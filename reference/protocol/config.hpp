@@ -50,6 +50,7 @@ struct ConfigOption {
   };
   std::optional<Range> number{};
   bool for_children = false;  ///< a child may say that it honours it
+  ConfigFields needs{};       ///< it has no effect where one of these is at its default
 };
 /// The fields that a child may honour.
 ConfigFields fields_for_children();
@@ -95,6 +96,12 @@ struct Config {
   /// The numbers of graph_batches, ascending; empty where it is not such a list (start_subject
   /// refuses it).
   std::vector<std::int64_t> graphs() const;
+  /// The options that are set, and have no effect because a field that they need is not.
+  struct Idle {
+    std::string option, needs;
+  };
+  std::vector<Idle> idle() const;
+  void drop_idle();
   bool operator==(const Config&) const = default;
 
   /// Sets one field from its text. The error is a sentence without file and line.

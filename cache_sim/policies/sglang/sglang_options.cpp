@@ -65,25 +65,31 @@ const Registration<ConfigOption> kSkipDecodeLock{
 const Registration<ConfigOption> kPathCap{
     {.name = "path_cap", .otherwise = "-1", .number = {{-1, std::int64_t{1} << 30}}}};
 const Registration<ConfigOption> kWritePolicy{
-    {.name = "write_policy", .otherwise = kWritePolicies[0]}};
+    {.name = "write_policy", .otherwise = kWritePolicies[0], .needs = {"host_kv"}}};
 const Registration<ConfigOption> kPrefetchPolicy{
-    {.name = "prefetch_policy", .otherwise = kPrefetchPolicies[0]}};
-const Registration<ConfigOption> kPrefetchLeast{
-    {.name = "prefetch_least", .otherwise = "256", .number = {{1, std::int64_t{1} << 30}}}};
+    {.name = "prefetch_policy", .otherwise = kPrefetchPolicies[0], .needs = {"disk"}}};
+const Registration<ConfigOption> kPrefetchLeast{{.name = "prefetch_least",
+                                                 .otherwise = "256",
+                                                 .number = {{1, std::int64_t{1} << 30}},
+                                                 .needs = {"disk"}}};
 const Registration<ConfigOption> kWindow{
     {.name = "window", .otherwise = "0", .number = {{0, 1 << 20}}}};
-const Registration<ConfigOption> kWindowKv{
-    {.name = "window_kv", .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}}};
+const Registration<ConfigOption> kWindowKv{{.name = "window_kv",
+                                            .otherwise = "0",
+                                            .number = {{0, std::int64_t{1} << 30}},
+                                            .needs = {"window"}}};
 const Registration<ConfigOption> kWindowInterval{
-    {.name = "window_interval", .otherwise = "128", .number = {{1, 1 << 20}}}};
+    {.name = "window_interval", .otherwise = "128", .number = {{1, 1 << 20}}, .needs = {"window"}}};
 const Registration<ConfigOption> kWindowRelease{
-    {.name = "window_release", .otherwise = "0", .number = {{0, 1}}}};
-const Registration<ConfigOption> kHostWindowKv{
-    {.name = "host_window_kv", .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}}};
+    {.name = "window_release", .otherwise = "0", .number = {{0, 1}}, .needs = {"window"}}};
+const Registration<ConfigOption> kHostWindowKv{{.name = "host_window_kv",
+                                                .otherwise = "0",
+                                                .number = {{0, std::int64_t{1} << 30}},
+                                                .needs = {"host_kv", "window"}}};
 const Registration<ConfigOption> kStorageRanks{
-    {.name = "storage_ranks", .otherwise = "1", .number = {{1, 8}}}};
+    {.name = "storage_ranks", .otherwise = "1", .number = {{1, 8}}, .needs = {"disk"}}};
 const Registration<ConfigOption> kIndexKeys{
-    {.name = "index_keys", .otherwise = "0", .number = {{0, 1}}}};
+    {.name = "index_keys", .otherwise = "0", .number = {{0, 1}}, .needs = {"host_kv"}}};
 const Registration<ConfigOption> kReplayRing{
     {.name = "replay_ring", .otherwise = "0", .number = {{0, 1024}}}};
 

@@ -74,12 +74,18 @@ const Registration<ConfigOption> kEagle{
 const Registration<ConfigOption> kCpuChunks{
     {.name = "cpu_chunks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true}};
 const Registration<HostTierField> kChunks{{"cpu_chunks"}}, kHostBlocks{{"cpu_blocks"}};
-const Registration<ConfigOption> kBlocksPerChunk{
-    {.name = "blocks_per_chunk", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
+const Registration<ConfigOption> kBlocksPerChunk{{.name = "blocks_per_chunk",
+                                                  .otherwise = "1",
+                                                  .number = {{1, 1024}},
+                                                  .for_children = true,
+                                                  .needs = {"cpu_chunks"}}};
 const Registration<ConfigOption> kCpuBlocks{
     {.name = "cpu_blocks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true}};
-const Registration<ConfigOption> kLazyOffload{
-    {.name = "lazy_offload", .otherwise = "0", .number = {{0, 1}}, .for_children = true}};
+const Registration<ConfigOption> kLazyOffload{{.name = "lazy_offload",
+                                               .otherwise = "0",
+                                               .number = {{0, 1}},
+                                               .for_children = true,
+                                               .needs = {"cpu_blocks"}}};
 const Registration<ConfigOption> kModules{
     {.name = "modules", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
 

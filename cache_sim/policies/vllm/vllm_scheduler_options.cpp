@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "reference/protocol/host_tier.hpp"
 
@@ -22,6 +23,7 @@ Result<VllmSchedulerOptions> VllmSchedulerOptions::of(const Config& config) {
   const std::int64_t eagle = config.number("eagle");
   // A drafter with a model of its own, as EAGLE is, has KV of its own as well.
   bool has_draft_model = eagle != 0;
+  std::set<std::string_view> given;
   while (!rest.empty()) {
     const std::string_view word = next();
     const std::string_view option = word.substr(0, word.find('='));
@@ -30,6 +32,8 @@ Result<VllmSchedulerOptions> VllmSchedulerOptions::of(const Config& config) {
                                  : option == "encoder"       ? &options.encoder
                                  : option == "encoder_cache" ? &options.encoder_cache
                                                              : nullptr;
+    if (!given.insert(option).second)
+      return fail(fmt::format("field scheduler: option {} stands twice", option));
     if (word == "priority") {
       options.by_priority = true;
     } else if (word == "adaptive") {

@@ -284,7 +284,8 @@ class Session:
         self._subject = self._factory(Config.of_fields(fields))
         known = capabilities(type(self._subject))
         self._verbs = known.verbs
-        return known.hello
+        promises = ((name, getattr(self._subject, name)) for name in ("rehits", "chunks", "locks"))
+        return known.hello + "".join(f" {name}={tokens}" for name, tokens in promises if tokens)
 
     def _text(self, known: _Known, value: Any, rest: str) -> str:
         if isinstance(value, Reply):

@@ -60,8 +60,8 @@ class Reply:
             value = getattr(self, name)
             if value is None:
                 continue
-            if name.endswith("_tokens"):
-                words.append(f"{name}={tokens_text(value)}")
+            if name.endswith("_tokens") or name == "salt":
+                words.append(f"{name}={value if name == 'salt' else tokens_text(value)}")
                 continue
             try:
                 words.append(f"{name}={operator.index(value)}")
@@ -80,6 +80,7 @@ class Admitted(Reply):
     kv: KV tokens that were free or could be evicted beside its prefix, where `room` was asked.
     host: tokens of `cached` that a load from the host tier adds to what the device has.
     state_tokens, conv_tokens, cached_tokens: the tokens that the state, or the KV, was computed for.
+    salt: the salt under which these were computed.
     """
 
     cached: int
@@ -91,6 +92,7 @@ class Admitted(Reply):
     state_tokens: Sequence[int] | None = None
     conv_tokens: Sequence[int] | None = None
     cached_tokens: Sequence[int] | None = None
+    salt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ class Matched(Reply):
     state_tokens: Sequence[int] | None = None
     conv_tokens: Sequence[int] | None = None
     cached_tokens: Sequence[int] | None = None
+    salt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -293,10 +296,15 @@ class Subject:
         max_running), blocks (with block, hash_block, retention, groups, eagle and drafts), checkpoint, modules and
         shared_prefix_checkpoint. `explore` leaves the others at their defaults: memory for everything, pages of one token.
     labels: True where `admit` always answers with state= and conv=.
+    rehits, chunks, locks: promises that are then checked (cache_sim/check/protocol.md), each in whole multiples of so
+        many tokens; 0: none. `__init__` may set them by the configuration.
     """
 
     honours: ClassVar[tuple[str, ...]] = ()
     labels: ClassVar[bool] = False
+    rehits: int = 0
+    chunks: int = 0
+    locks: int = 0
 
     def __init__(self, config: Config) -> None:
         self.config = config

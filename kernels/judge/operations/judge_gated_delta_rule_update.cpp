@@ -216,6 +216,8 @@ std::string wrong_state(const TokenStages& s, const Matrix<double>& state, doubl
                         const Vector<double>& v, double tolerance) {
   if (relative(state, s.before) < tolerance)
     return "the state after it is the one before it: no update was stored";
+  if (relative(state, s.decayed) < tolerance)
+    return "the state after it is the decayed one: the token's own update is missing";
   const double kk = s.k.squaredNorm();
   const Matrix<double> added = state - s.decayed;
   const Vector<double> u = kk > 0 ? Vector<double>(added * s.k / kk) : Vector<double>(s.update);

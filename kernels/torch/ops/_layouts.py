@@ -55,8 +55,17 @@ def activation_name(activation):
 
 
 def int32(indices):
-    """Indices in the operators' type."""
-    return None if indices is None else indices.to(torch.int32)
+    """Indices in the operators' type. One that it cannot hold is refused; on a GPU, from which
+    nothing is read, it becomes the largest or the least, never another slot."""
+    if indices is None or indices.dtype == torch.int32:
+        return indices
+    what, type = "a list of slots, starts or counts", indices.dtype
+    expect(not (type.is_floating_point or type == torch.bool), what, "of integers", type)
+    limits = torch.iinfo(torch.int32)
+    within = indices.clamp(limits.min, limits.max)
+    if indices.device.type == "cpu":
+        expect(torch.equal(within, indices), what, "within 32 bits", indices.flatten().tolist()[:8])
+    return within.to(torch.int32)
 
 
 def even_starts(rows, size, device):

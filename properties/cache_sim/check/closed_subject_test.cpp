@@ -420,6 +420,11 @@ TEST_F(Child, handsOutNoStateOfOtherTokens) {
               FindingKind::wrong_state_prefix, "stands for no tokens, ");
   expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 state_tokens=64")}),
               FindingKind::subject_garbled, "state_tokens");
+  EXPECT_EQ(played(trace, {labelled("cached=64 state=64 conv=64 salt=")}), "");
+  EXPECT_EQ(played(trace, {labelled("cached=0 state=0 conv=0 salt=s")}), "");
+  expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 state_tokens=a64 salt=s")}),
+              FindingKind::wrong_state_prefix,
+              "computed under the salt `s`, and the request has ``");
 }
 
 // --- What a server never does --------------------------------------------------------------------

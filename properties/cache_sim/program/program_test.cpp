@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <sstream>
@@ -181,20 +182,36 @@ std::vector<BadFile> bad_files() {
        "config policy=radix step_time=5000000000s\nrequest id=r tokens=a8 output=4\nrun\n",
        ":3: a step of 5000000000s that begins at 5000000000s ends after the last moment"},
       {"no_kv", "config kv_tokens=0\ncheck\n", ":1: field kv_tokens: 0 is below 1"},
-      {"no_state_slots", "config state_slots=0\ncheck\n", ": field state_slots: "},
-      {"less_kv_than_a_page", "config policy=radix kv_tokens=15 page=16\ncheck\n", ": field kv_to"},
-      {"unknown_policy", "config policy=sglang\ncheck\n", "no subject `sglang`"},
-      {"field_that_the_policy_ignores", "config page=16\ncheck\n",
-       ": policy sglang-no-buffer does not use the config field page"},
+      {"no_state_slots", "config state_slots=0\ncheck\n", ":1: field state_slots: "},
+      {"less_kv_than_a_page", "config policy=radix kv_tokens=15 page=16\ncheck\n",
+       ":1: field kv_tokens: 15 is less"},
+      {"unknown_policy", "config policy=sglang\ncheck\n", ":1: field policy: there is no"},
+      {"config_field_on_two_lines", "config page=1\nconfig kv_tokens=8 page=1\ncheck\n",
+       ":2: field page: line 1 sets it, too"},
+      {"field_that_the_policy_ignores", "config kv_tokens=32\nconfig page=16\ncheck\n",
+       ":2: policy sglang-no-buffer does not use the config field page"},
       {"verb_that_the_policy_ignores", kGood + "capture id=r as=c\n", ":2: capture"},
       {"ranks_without_disks", "config host_kv=8 host_states=2 storage_ranks=2\ncheck\n",
-       ": field storage_ranks: storages are behind a host tier with disk=1"},
+       ":1: field storage_ranks: it has no effect without disk="},
+      {"window_pool_without_windows", "config kv_tokens=8\nconfig window_kv=8\ncheck\n",
+       ":2: field window_kv: it has no effect without window="},
+      {"host_windows_without_windows", "config host_kv=8 host_states=2 host_window_kv=8\ncheck\n",
+       ":1: field host_window_kv: it has no effect without window="},
+      {"write_policy_without_a_host", "config write_policy=write_back\ncheck\n",
+       ":1: field write_policy: it has no effect without host_kv="},
+      {"prefetches_without_a_disk", "config host_kv=8 host_states=2 prefetch_least=4\ncheck\n",
+       ":1: field prefetch_least: it has no effect without disk="},
+      {"offload_without_blocks_on_the_host", "config policy=vllm-align lazy_offload=1\ncheck\n",
+       ":1: field lazy_offload: it has no effect without cpu_blocks="},
+      {"option_of_the_scheduler_that_stands_twice",
+       "config policy=vllm-align scheduler=vllm:long_prefill=4:long_prefill=8\ncheck\n",
+       ":1: field scheduler: option long_prefill stands twice"},
       {"index_keys_on_a_disk", "config disk=1 host_kv=8 host_states=2 index_keys=1\ncheck\n",
-       ": field index_keys: index keys are not in the storage of disk=1"},
+       ":1: field index_keys: index keys are not in the storage of disk=1"},
       {"rank_that_there_is_not", "config disk=1 host_kv=8 host_states=2\nfail rank=1 tier=disk\n",
        ":2: fail: rank=1 is beyond the 1 rank"},
       {"draft_model_of_nobody", "config draft_model=prefill policy=sglang-pd\ncheck\n",
-       ": field draft_model: `prefill` is none of none, both, decode"},
+       ":1: field draft_model: `prefill` is none of none, both, decode"},
       {"requests_to_two_servers", "config policy=sglang-pd\nrequest id=r output=1 tokens=a8\nrun\n",
        ":2: policy sglang-pd: no scheduler moves requests from one server to the other"},
       {"chunks_that_the_scheduler_takes_for_computed",
@@ -221,11 +238,15 @@ std::vector<BadFile> bad_files() {
        "--config: `pages` is not key=value",
        {"--config", "pages"}},
       {"option_without_kv", kGood, "--config: field kv_tokens", {"--config", "kv_tokens=0"}},
+      {"option_over_the_files_field",
+       "config kv_tokens=32\ncheck\n",
+       ": field kv_tokens: 8 is less than one page",
+       {"--config", "kv_tokens=8,page=16,policy=radix"}},
       {"option_that_the_policy_ignores",
        kGood,
        "does not use the config field page",
        {"--config", "page=4"}},
-      {"unknown_fidelity", kGood, "there is no fidelity `real`", {"--fidelity", "real"}},
+      {"unknown_fidelity", kGood, "field fidelity: there is no `real`", {"--fidelity", "real"}},
       {"timeout_without_unit", kGood, "--timeout: `5`", {"--timeout", "5"}},
   };
 }
@@ -353,6 +374,14 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
             "lockstep: lockstep replay: --check: `label` is none of off, labels, all");
   EXPECT_EQ(complaint({"replay", "x.trace", "--json"}),
             "lockstep: lockstep replay: --json needs a value");
+  EXPECT_EQ(complaint({"replay", "x.trace", "--json", ""}),
+            "lockstep: lockstep replay: --json: an empty text names no file");
+  EXPECT_EQ(complaint({"compare", "sessions", "--policies", "lru", "--evidence", "x"}),
+            "lockstep: --evidence: it has no effect without --cost measured:CARD\n");
+  for (const std::string field : {"policy=lru", "fidelity=reference"})
+    EXPECT_EQ(complaint({"compare", "sessions", "--policies", "radix", "--config", field}),
+              "lockstep: policy radix: field " + field.substr(0, field.find('=')) +
+                  ": it has no effect in a comparison, which checks nothing and has --policies\n");
   EXPECT_EQ(complaint({"explore", "--seed", "x"}),
             "lockstep: lockstep explore: --seed: `x` is not a whole number");
   EXPECT_EQ(complaint({"explore", "--seed", "-1"}),
@@ -555,6 +584,11 @@ TEST(Program, listsNamesFirstOnEachLine) {
   for (const char* const workload : {"sglang-w1", "sessions", "mooncake", "weka-agentic"})
     EXPECT_TRUE(has(first_words("workloads"), workload)) << workload;
   EXPECT_TRUE(has(first_words("policies"), "belady"));
+  std::map<std::string, Json> needs;
+  for (const Json& field : Json::parse(run_program({"list", "config", "--json"}).out))
+    needs[field["name"]] = field.value("needs", Json::array());
+  EXPECT_EQ(needs["host_window_kv"], Json::array({"host_kv", "window"}));
+  EXPECT_EQ(needs["page"], Json::array());
 }
 
 const std::string kFinish = "fixtures/traces/finish_keeps_its_state.trace";

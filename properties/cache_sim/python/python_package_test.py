@@ -124,7 +124,7 @@ class Protocol(unittest.TestCase):
         for verb, reply in of.items():
             must = {field["name"]: field["required"] for field in rows[verb] if field["name"] != "violations"}
             has = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(reply)
-                   if not field.name.startswith("evicted_") and not field.name.endswith("_tokens")}
+                   if not field.name.startswith("evicted_") and not field.name.endswith(("_tokens", "salt"))}
             self.assertEqual(must, has, verb)
 
     def test_fields_are_offered_where_a_method_has_their_parameters(self):
@@ -372,6 +372,49 @@ class Explore(Scratch):
                 return max(super().admit(id, tokens, salt), 1 if len(tokens) > 1 else 0)
 
         self.assertEqual(self.finding(Lies).findings[0].kind, "cached-too-much")
+
+    def test_a_class_alone_is_held_to_its_promises(self):
+        class Promises(Infinite):
+            rehits = 1
+
+            def __init__(self, config):
+                super().__init__(config)
+                self.chunks = config.page
+
+        class Forgets(Promises):
+            def kept(self, tokens, computed):
+                return max(0, computed - 1)
+
+        self.assertEqual(answers(Promises)[0], "levels=request again=1 honours= rehits=1 chunks=1")
+        lockstep.explore(Promises, traces=40)
+        self.assertEqual(self.finding(Forgets).findings[0].kind, "missed-reuse")
+
+    def test_what_two_salts_share_is_found_where_the_class_says_whose_it_is(self):
+        class Whose(Infinite):
+            def __init__(self, config):
+                super().__init__(config)
+                self.owner = {}
+
+            def store(self, salt, tokens, size):
+                super().store(salt, tokens, size)
+                self.owner.update((self.place(salt, tokens[:end + 1]), salt) for end in range(size))
+
+            def place(self, salt, prefix):
+                return salt, prefix
+
+            def admit(self, id, tokens, salt):
+                cached = super().admit(id, tokens, salt)
+                owner = self.owner.get(self.place(salt, tokens[:cached]), "")
+                return lockstep.Admitted(cached, cached_tokens=tokens[:cached], salt=owner)
+
+        class Shares(Whose):
+            def place(self, salt, prefix):
+                return prefix
+
+        lockstep.explore(Whose, traces=40)
+        finding = self.finding(Shares).findings[0]
+        self.assertEqual(finding.kind, "wrong-state-prefix")
+        self.assertIn("hands out what was computed under the salt `", finding.text)
 
     def test_an_exception_keeps_its_line_and_its_traceback(self):
         class Raises(Infinite):

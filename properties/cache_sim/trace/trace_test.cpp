@@ -37,7 +37,7 @@ TEST(TraceFiles, headsHaveATitleAndDirectives) {
   EXPECT_EQ(directive_words(trace.runs[1], "a b.trace"),
             (std::vector<std::string>{"replay", "a b.trace", "--defect", "d"}));
   EXPECT_EQ(trace.path, "x.trace");
-  EXPECT_FALSE(trace.configured);
+  EXPECT_TRUE(trace.config_lines.empty());
   EXPECT_FALSE(trace.scheduler_level);
 }
 
@@ -46,7 +46,7 @@ TEST(TraceFiles, statementsKeepTheirLinesAndAnswers) {
       "config kv_tokens=77\nconfig state_slots=3 page=1\n\n"
       "admit id=r tokens=a8\n----\ncached=0 state=0\n  extend\tid=r n=8 "
       "\ncheck\n----\nkv_free=69\n");
-  EXPECT_TRUE(trace.configured);
+  EXPECT_EQ(trace.config_lines.at("page"), 2);
   EXPECT_EQ(trace.config.kv_tokens, 77);
   EXPECT_EQ(trace.config.state_slots, 3);
   ASSERT_EQ(trace.statements.size(), 3u);

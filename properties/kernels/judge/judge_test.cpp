@@ -131,6 +131,11 @@ TEST(Judge, aMistakeIsNamed) {
        11,
        {"no known mistake explains 1 wrong case",
         "v - S k are right; first wrong stage: beta times it"}},
+      {kDelta,
+       "gdn_late_state",
+       "decode-odd",
+       11,
+       {"the state after it is the decayed one: the token's own update is missing"}},
       {kDelta, "gdn_short_columns", "decode-odd", 11, {"only value columns 32 and beyond"}},
   });
 }

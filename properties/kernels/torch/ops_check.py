@@ -773,7 +773,12 @@ def check_refusals(ops):
             ("out is expected", lambda: ops.vllm.selective_state_update(
                 pool, **data, **weights, out=torch.empty(1))),
             ("softplus_beta", lambda: ops.sglang.fused_sigmoid_gating_delta_rule_update(
-                None, d["g"], None, 2.0, 20.0, d["q"], d["k"], d["v"], d["g"], None, None))):
+                None, d["g"], None, 2.0, 20.0, d["q"], d["k"], d["v"], d["g"], None, None)),
+            ("of integers; got torch.float32", lambda: recurrent(
+                **d, cu_seqlens=torch.tensor([0.0, 2.0]))),
+            ("within 32 bits; got [4294967296]", lambda: ops.selective_state_update(
+                pool, **ssm_data(1, 1)[0], **weights,
+                state_batch_indices=torch.tensor([1 << 32])))):
         raises(ValueError, text, call)
     raises(RuntimeError, "conv_state is expected", lambda: ops.causal_conv1d_update(
         c["x"], c["state"][:, :5], c["weight"]))
