@@ -77,7 +77,6 @@ controllers.L2TransferEngine = Engine
 controllers.HiCacheController.move_indices = lambda self, host, device: (host, device)
 
 
-
 def with_host(parameters, memory, hosts, policy="write_through", more=lambda _: ()):
     """The tree of these parameters, and the controller of its copies. more(tree) has pools of the host beside those of KV
     and states."""

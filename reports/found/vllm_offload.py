@@ -12,21 +12,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_offload.base import OffloadingKVEventsConfig
 from vllm.v1.kv_offload.tiering.example.manager import ExampleSecondaryTierManager
-from vllm.v1.kv_offload.tiering.manager import (
-    CPUPrimaryTierOffloadingManager,
-    TieringOffloadingManager,
-)
+from vllm.v1.kv_offload.tiering.manager import (CPUPrimaryTierOffloadingManager, TieringOffloadingManager)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from vllm_blocks import (
-    Request,
-    SamplingParams,
-    attention,
-    bag,
-    cache_config,
-    hasher,
-    scheduler,
-)
+from vllm_blocks import (Request, SamplingParams, attention, bag, cache_config, hasher, scheduler)
 
 offloading._group_kv_bytes_per_block = lambda group: group.kv_cache_spec.block_size
 
@@ -59,15 +48,9 @@ class Engine:
             for i, spec in enumerate(specs)
         ]
         spec = bag(
-            config=bag(groups=groups),
-            blocks_per_chunk=1,
-            tokens_per_hash=hash_block,
-            offload_prompt_only=False,
-            tokens_per_block=[one.block_size for one in specs],
-            extra_config={},
-            get_manager=lambda: manager,
-            kv_events_config=OffloadingKVEventsConfig(False, False),
-        )
+            config=bag(groups=groups), blocks_per_chunk=1, tokens_per_hash=hash_block, offload_prompt_only=False,
+            tokens_per_block=[one.block_size for one in specs], extra_config={}, get_manager=lambda: manager,
+            kv_events_config=OffloadingKVEventsConfig(False, False))
 
         def connector(config, **_):
             made = OffloadingConnector.__new__(OffloadingConnector)

@@ -39,10 +39,8 @@ def builder():
         metadata_cls=BaseMambaAttentionMetadata,
         kv_cache_spec=mamba(BLOCK),
         vllm_config=bag(
-            "speculative_config",
-            cache_config=bag(mamba_cache_mode="align"),
-            scheduler_config=bag(async_scheduling=False),
-        ),
+            "speculative_config", cache_config=bag(mamba_cache_mode="align"),
+            scheduler_config=bag(async_scheduling=False)),
         _update_metadata_for_cudagraph_capture=lambda metadata: metadata,
     )
     return made
@@ -100,19 +98,12 @@ class Server:
         ends = torch.tensor([0, count])
         return self.builder._compute_common_metadata(
             CommonAttentionMetadata(
-                query_start_loc=ends,
-                query_start_loc_cpu=ends,
-                seq_lens=torch.tensor([begin + count]),
-                num_reqs=1,
-                num_actual_tokens=count,
-                max_query_len=count,
-                max_seq_len=begin + count,
-                block_table_tensor=torch.ones(1, LENGTH // BLOCK, dtype=torch.int32),
-                slot_mapping=torch.zeros(count),
+                query_start_loc=ends, query_start_loc_cpu=ends, seq_lens=torch.tensor([begin + count]), num_reqs=1,
+                num_actual_tokens=count, max_query_len=count, max_seq_len=begin + count,
+                block_table_tensor=torch.ones(1, LENGTH // BLOCK, dtype=torch.int32), slot_mapping=torch.zeros(count),
                 is_prefilling=torch.tensor([begin < int(self.batch.num_prompt_tokens[place])]),
                 seq_lens_cpu_upper_bound=torch.tensor([begin + count], dtype=torch.int32),
-                replayssm_decode_base_cpu=self.batch.replayssm_decode_base_cpu_tensor[place : place + 1],
-            )
+                replayssm_decode_base_cpu=self.batch.replayssm_decode_base_cpu_tensor[place : place + 1])
         )
 
 

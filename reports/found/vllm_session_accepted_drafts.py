@@ -72,16 +72,8 @@ class Session:
         request = self.worker.requests["s"]
         begin = request.num_computed_tokens
         mamba_utils.preprocess_mamba(
-            output,
-            self.groups,
-            bag(enable_prefix_caching=True),
-            self.columns,
-            self.batch,
-            self.worker.requests,
-            self.layers,
-            self.copies,
-            self.buffers,
-        )
+            output, self.groups, bag(enable_prefix_caching=True), self.columns, self.batch, self.worker.requests,
+            self.layers, self.copies, self.buffers)
         # The forward. A verification reads the state that num_accepted_tokens chooses, another row the
         # first one; a verification leaves a state after each of its tokens, another row one.
         table, column = request.block_ids[1], self.columns["s"]
@@ -111,8 +103,7 @@ wrong = []
 for title, prompt, last, tokens in (
     ("the last verification keeps no draft", 3, [STOP], 4),
     ("the last verification keeps both drafts", 3, [8, 9, STOP], 4),
-    ("it keeps one and ends at a block's end, and the next turn is long", 11, [8, STOP], 40),
-):
+    ("it keeps one and ends at a block's end, and the next turn is long", 11, [8, STOP], 40)):
     print(title)
     session = Session()
     session.turn(range(100, 100 + prompt))
