@@ -16,8 +16,7 @@ config = Qwen3Config(
     num_key_value_heads=1, head_dim=16, initializer_range=0.5)
 model = Qwen3ForCausalLM(config).eval()
 model.generation_config.update(
-    use_cache=True, cache_implementation="static", eos_token_id=None, pad_token_id=0
-)
+    use_cache=True, cache_implementation="static", eos_token_id=None, pad_token_id=0)
 prompt = torch.tensor([[5, 17, 42]])
 words = {"input_ids": torch.ones(1, 1).long(), "cache_position": torch.zeros(1).long()}
 with torch.no_grad():

@@ -43,9 +43,7 @@ def attention(block):
 
 
 def window(block, tokens):
-    return SlidingWindowSpec(
-        block_size=block, num_kv_heads=1, head_size=8, dtype=torch.float16, sliding_window=tokens
-    )
+    return SlidingWindowSpec(block_size=block, num_kv_heads=1, head_size=8, dtype=torch.float16, sliding_window=tokens)
 
 
 def mamba(block, drafts=0, checkpoints=0):
@@ -75,9 +73,7 @@ class Blocks:
 
     def request(self, name, tokens):
         parameters = SamplingParams(max_tokens=LONG)
-        return Request(
-            name, list(tokens), parameters, None, arrival_time=0.0, block_hasher=self.hasher
-        )
+        return Request(name, list(tokens), parameters, None, arrival_time=0.0, block_hasher=self.hasher)
 
     def admit(self, request):
         """The look-up: blocks, and how many tokens they hold."""
@@ -158,8 +154,7 @@ def scheduler(blocks, specs, budget, policy="fcfs", drafts=0, modules=0, must_fi
             per_request_spec_decode_metrics="none", kv_cache_metrics=False, enable_mfu_metrics=False,
             enable_logging_iteration_details=False),
         ec_manager_config=bag(get_encoder_cache_manager_obj=lambda: None),
-        aux_output_config=bag(enabled=False),
-    )
+        aux_output_config=bag(enabled=False))
     grammars = bag(accept_tokens=lambda *_: True, validate_tokens=lambda _, tokens: tokens)
     cache = cache_config(blocks, specs)
     return Scheduler(config, cache, grammars, block, hash_block or block, mm_registry=None)

@@ -51,16 +51,13 @@ class Session:
         self.buffers = mamba_utils.MambaCopyBuffers.create(4, self.groups, self.copies, Buffer)
         columns = LENGTH // BLOCK + DRAFTS
         self.batch = gpu_input_batch.InputBatch(
-            4, LENGTH, LENGTH, torch.device("cpu"), 1000, [BLOCK] * 2, [columns] * 2
-        )
+            4, LENGTH, LENGTH, torch.device("cpu"), 1000, [BLOCK] * 2, [columns] * 2)
         self.worker = worker(self.batch)
         self.columns = {}
 
     def turn(self, tokens):
         parameters = SamplingParams(max_tokens=64, stop_token_ids=[STOP])
-        self.core.add_request(
-            Request("s", list(tokens), parameters, None, block_hasher=hasher(BLOCK), resumable=True)
-        )
+        self.core.add_request(Request("s", list(tokens), parameters, None, block_hasher=hasher(BLOCK), resumable=True))
 
     def step(self, sampled, drafts=()):
         """One step with this result, then these drafts. Returns the tokens computed before it, and those
