@@ -1,6 +1,5 @@
 #include "properties/support/search.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // Sliding windows in SGLang's radix cache [1.15]: of a stored prefix the map says whether the
 // window's KV of its edge is stored as well, and of a request how many of its tokens the window has
 // left behind. That a window's KV is that of its tokens is so by definition.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>

@@ -1,7 +1,6 @@
 #include "cache_sim/policies/sglang/radix_tree.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 
 #include "reference/base/mark.hpp"

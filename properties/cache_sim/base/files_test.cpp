@@ -3,7 +3,6 @@
 #include "cache_sim/base/files.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>

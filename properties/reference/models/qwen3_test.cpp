@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include <bit>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <string>
 #include <vector>
 
 #include "properties/cache_sim/policies/vllm/vllm_server.hpp"

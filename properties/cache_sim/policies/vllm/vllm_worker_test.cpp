@@ -1,13 +1,10 @@
 // The worker of vLLM's align mode over the blocks that `vllm-align` gives out: what has a key holds
 // the state and the KV of the key's tokens, and every forward begins with those of its own. Each of
 // the worker's rules is broken once, and found.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <iostream>
 #include <string>
-#include <vector>
 
 #include "properties/cache_sim/policies/vllm/vllm_server.hpp"
 #include "properties/support/search.hpp"
