@@ -22,8 +22,7 @@ namespace lockstep::cache_sim {
 namespace {
 
 namespace fs = std::filesystem;
-using testing_support::read_text;
-using testing_support::ScratchFolder;
+using namespace testing_support;
 using Names = std::vector<std::string>;
 
 // --- Writing -------------------------------------------------------------------------------------

@@ -13,9 +13,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-using testing_support::drawn_vllm_config;
-using testing_support::run_vllm_server;
-using testing_support::VllmRun;
+using namespace testing_support;
 
 // A state block that is keyed for column p holds the state after exactly (p + 1) B tokens, or those
 // of its boundary inside the block; KV and conv rows likewise.
