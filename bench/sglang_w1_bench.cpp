@@ -6,7 +6,6 @@
 // 0.5.9's class (legacy) 1,020 ms.
 #include <benchmark/benchmark.h>
 
-#include <cstring>
 #include <string_view>
 #include <vector>
 

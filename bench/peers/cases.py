@@ -4,7 +4,7 @@ A case holds several input sets. Launches rotate over them, so that between two 
 more bytes move than the L2 cache holds. Every contestant of a case gets the same sets.
 """
 
-import itertools
+import functools
 import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -925,15 +925,13 @@ def short(dtype):
 SSD_PREFILLS = (
     ((2048,), {}), ((8192,), {}), ((32768,), {}), ((1024,) * 8, {}),
     ((8192,), dict(slow=True)), ((8192,), dict(gated=True)), (MIXED, dict(gated=True)),
-    ((8192,), dict(H=SSU.H // 8, G=1)), ((8192,), dict(every=256)), ((131072,), {}), ((131072,), dict(slow=True)),
-)
+    ((8192,), dict(H=SSU.H // 8, G=1)), ((8192,), dict(every=256)), ((131072,), {}), ((131072,), dict(slow=True)))
 
 # 5,120 channels are Jamba 3B's, 1,024 one of 8 parts of Jamba Mini. Prompts that start at 0 are those that
 # mamba-ssm's kernel takes, which has neither initial states nor rows of several lengths.
 MAMBA1_PREFILLS = (
     ((2048,), dict(fresh=True)), ((8192,), dict(fresh=True)), ((2048,) * 4, dict(fresh=True)), ((2048,), {}),
-    (MIXED, {}), ((128,) * 32, {}), ((2048,), dict(D=5120, fresh=True)), ((8192,), dict(D=1024, fresh=True)),
-)
+    (MIXED, {}), ((128,) * 32, {}), ((2048,), dict(D=5120, fresh=True)), ((8192,), dict(D=1024, fresh=True)))
 
 # 16 rows, 12,384 tokens. RECORDED has times of a batch with this number and sum, whose single
 # lengths are not known.
@@ -943,15 +941,13 @@ GDN_PREFILLS = (
     ((8192,), dict(slow=True)), ((32768,), dict(slow=True)), (GDN_MIXED, dict(slow=True)),
     ((8192,), dict(H=GDN.H // 4, HV=GDN.HV // 4)), ((8192,), dict(H=GDN.H // 4, HV=GDN.HV // 4, slow=True)),
     ((32768,), dict(H=GDN.H // 4, HV=GDN.HV // 4)),
-    ((8192,), dict(every=256)), ((131072,), {}), ((131072,), dict(slow=True)),
-)
+    ((8192,), dict(every=256)), ((131072,), {}), ((131072,), dict(slow=True)))
 
 # Heads, lengths of the rows, tokens of each row's prefix chunk. 16 heads are one of eight
 # tensor-parallel parts.
 MLA_PREFILLS = (
     (128, (2048,), 0), (128, (8192,), 0), (128, MIXED, 0), (16, (8192,), 0), (128, (2048,), 8192),
-    (32, (8192,), 0), (128, tuple(i * 37 % 97 + 32 for i in range(64)), 0), (128, (512,), 16384),
-)
+    (32, (8192,), 0), (128, tuple(i * 37 % 97 + 32 for i in range(64)), 0), (128, (512,), 16384))
 
 
 # (page, H, B). Pages here have fewer tokens than the kernel's tile of 64 keys; SGLang's pools have
@@ -982,37 +978,37 @@ OTHER_HEADS = {
 }
 
 
+TYPES = (torch.float32, torch.bfloat16)
+
+
+def row(operation, key, make, *arguments, **named):
+    """(operation, key, maker) of a case, which make(*arguments, **named) makes."""
+    return operation, key, functools.partial(make, *arguments, **named)
+
+
 def ring_cases(quick):
     """(operation, key, maker) of the cases with rings."""
     found = []
     for operation, kind, make in (("selective_state_ring", "ssu_ring", ssu_ring),
                                   ("gated_delta_rule_ring", "gdn_ring", gdn_ring)):
-        for dtype in (torch.float32, torch.bfloat16):
-            chosen = [(B, shape) for shape in RING_SHAPES[operation][:3] for B in ((16, 64) if quick else RING_BATCHES)]
-            chosen += [(B, shape) for shape in RING_SHAPES[operation][3:] for B in ((16,) if quick else (8, 64))]
-            chosen += [(B, {"worst": True}) for B in ((16,) if quick else (1, 16, 64, 256))]
-            for B, shape in chosen:
-                found.append((operation, (kind, short(dtype), B, *shape.items()),
-                              lambda m=make, B=B, d=dtype, s=shape: m(B, d, **s)))
+        chosen = [(B, shape) for shape in RING_SHAPES[operation][:3] for B in ((16, 64) if quick else RING_BATCHES)]
+        chosen += [(B, shape) for shape in RING_SHAPES[operation][3:] for B in ((16,) if quick else (8, 64))]
+        chosen += [(B, {"worst": True}) for B in ((16,) if quick else (1, 16, 64, 256))]
+        found += [row(operation, (kind, short(d), B, *shape.items()), make, B, d, **shape)
+                  for d in TYPES for B, shape in chosen]
     return found
 
 
 def net_cases(quick):
     """(operation, key, maker) of whole layers' steps: Qwen3-Next on one GPU at all batches, on 2 and 4 at some, and its
     verifications."""
-    found = []
-    for dtype in (torch.float32, torch.bfloat16):
-        chosen = [(B, {}) for B in ((16, 64) if quick else (1, 2, 4, 8, 16, 32, 64, 128, 256))]
-        chosen += [(B, {"H": H, "HV": 2 * H}) for H in (8, 4) for B in ((16,) if quick else (1, 16, 64))]
-        for B, shape in chosen:
-            found.append(("gated_delta_net_decode", ("gdn_net", short(dtype), B, *shape.items()),
-                          lambda B=B, d=dtype, s=shape: gdn_net(B, d, **s)))
-    for dtype in (torch.float32, torch.bfloat16):
-        chosen = [(4, B) for B in ((16,) if quick else (1, 4, 16, 64, 256))] + [(T, B) for T in (2, 8) for B in (1, 16)]
-        for T, B in chosen:
-            found.append(("gated_delta_net_verify", ("gdn_net_verify", short(dtype), T, B),
-                          lambda B=B, d=dtype, T=T: gdn_net(B, d, T=T)))
-    return found
+    steps = [(B, {}) for B in ((16, 64) if quick else (1, 2, 4, 8, 16, 32, 64, 128, 256))]
+    steps += [(B, {"H": H, "HV": 2 * H}) for H in (8, 4) for B in ((16,) if quick else (1, 16, 64))]
+    verifications = [(4, B) for B in ((16,) if quick else (1, 4, 16, 64, 256))] + [(T, B) for T in (2, 8) for B in (1, 16)]
+    found = [row("gated_delta_net_decode", ("gdn_net", short(d), B, *shape.items()), gdn_net, B, d, **shape)
+             for d in TYPES for B, shape in steps]
+    return found + [row("gated_delta_net_verify", ("gdn_net_verify", short(d), T, B), gdn_net, B, d, T=T)
+                    for d in TYPES for T, B in verifications]
 
 
 def mixer_cases(quick):
@@ -1020,112 +1016,74 @@ def mixer_cases(quick):
     Nemotron-Nano-v2, a fourth of Nemotron-3-Super and groups of 16 heads of 128 channels at some, and its verifications;
     steps of Falcon-H1-34B, a part of Nemotron-H-56B and Falcon-H1-Tiny."""
     shapes = [{"H": 64}, {"P": 80}, {"H": 32, "G": 2}, {"H": 32, "P": 128, "G": 2}]
-    steps = shapes + [{"H": 32, "P": 128, "N": 256, "G": 2}, {"H": 32, "N": 256, "G": 1}, {"H": 24, "P": 32, "N": 64, "G": 1}]
-    found = []
-    for dtype in (torch.float32, torch.bfloat16):
-        chosen = [(B, {}) for B in ((16, 64) if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256))]
-        chosen += [(B, shape) for shape in steps for B in ((16,) if quick else (1, 16, 64))]
-        for B, shape in chosen:
-            found.append(("mamba2_mixer_decode", ("mixer", short(dtype), B, *shape.items()),
-                          lambda B=B, d=dtype, s=shape: mixer(B, d, **s)))
-    for dtype in (torch.float32, torch.bfloat16):
-        chosen = [(4, B, {}) for B in ((16,) if quick else (1, 2, 4, 8, 16, 64, 128))]
-        chosen += [(T, B, {}) for T in (2, 8) for B in (1, 16)]
-        chosen += [(4, B, shape) for shape in shapes for B in (() if quick else (1, 16))]
-        for T, B, shape in chosen:
-            found.append(("mamba2_mixer_verify", ("mixer_verify", short(dtype), T, B, *shape.items()),
-                          lambda B=B, d=dtype, T=T, s=shape: mixer(B, d, T=T, **s)))
-    return found
+    others = [{"H": 32, "P": 128, "N": 256, "G": 2}, {"H": 32, "N": 256, "G": 1}, {"H": 24, "P": 32, "N": 64, "G": 1}]
+    steps = [(B, {}) for B in ((16, 64) if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256))]
+    steps += [(B, shape) for shape in shapes + others for B in ((16,) if quick else (1, 16, 64))]
+    verifications = [(4, B, {}) for B in ((16,) if quick else (1, 2, 4, 8, 16, 64, 128))]
+    verifications += [(T, B, {}) for T in (2, 8) for B in (1, 16)]
+    verifications += [(4, B, shape) for shape in shapes for B in (() if quick else (1, 16))]
+    found = [row("mamba2_mixer_decode", ("mixer", short(d), B, *shape.items()), mixer, B, d, **shape)
+             for d in TYPES for B, shape in steps]
+    return found + [row("mamba2_mixer_verify", ("mixer_verify", short(d), T, B, *shape.items()), mixer, B, d, T=T, **shape)
+                    for d in TYPES for T, B, shape in verifications]
 
 
 def mamba1_cases(quick):
     """(operation, key, maker) of steps of Mamba1: 8,192 channels at all batches, 5,120 (Jamba 3B) and 1,024
     (one of 8 parts of Jamba Mini) at some, and Jamba's norms."""
-    found = []
-    for dtype in (torch.float32, torch.bfloat16):
-        chosen = [(B, {}) for B in ((16, 64) if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256))]
-        chosen += [(B, {"D": D}) for D in (5120, 1024) for B in ((16,) if quick else (1, 16, 64))]
-        chosen += [(B, {"normed": True}) for B in ((16,) if quick else (1, 16, 64))]
-        for B, more in chosen:
-            kind = "mamba1_normed" if more.get("normed") else "mamba1"
-            found.append(("mamba1_decode", (kind, short(dtype), B, *more.items()),
-                          lambda B=B, d=dtype, m=more: mamba1(B, d, **m)))
-    return found
+    chosen = [(B, {}) for B in ((16, 64) if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256))]
+    chosen += [(B, {"D": D}) for D in (5120, 1024) for B in ((16,) if quick else (1, 16, 64))]
+    chosen += [(B, {"normed": True}) for B in ((16,) if quick else (1, 16, 64))]
+    return [row("mamba1_decode", ("mamba1_normed" if "normed" in more else "mamba1", short(d), B, *more.items()), mamba1, B, d,
+                **more) for d in TYPES for B, more in chosen]
+
+
+def mla_decode_cases(quick):
+    """(operation, key, maker) of decode over latents: bf16 in pages of 64, in other pages and in e4m3, and with queries in
+    e4m3."""
+    lengths = [(H, B, L) for H in (128, 16) for B in ((32,) if quick else (1, 32, 128)) for L in (1024, 4096, 16384)]
+    found = [row("mla_decode", ("mla_decode", *of), mla_decode, *of) for of in lengths]
+    found += [row("mla_decode", ("mla_decode", H, B, 4096, page), mla_decode, H, B, 4096, page)
+              for page, H, B in (MLA_PAGES[:1] if quick else MLA_PAGES)]
+    found += [row("mla_decode", ("mla_decode_fp8", *of), mla_decode_fp8, *of) for of in (MLA_FP8[:2] if quick else MLA_FP8)]
+    return found + [row("mla_decode_e4m3", ("mla_decode_fp8", "e4m3", *of), mla_decode_fp8, "e4m3", *of, "mla_decode_e4m3")
+                    for of in lengths]
 
 
 def all_cases(quick=False):
     """(operation, key, maker) of each case, in the table's order. RECORDED knows figures by key;
     maker() makes the Case."""
-    batches = (16, 64) if quick else (1, 16, 64, 256, 1024)
-    steps = (16, 64) if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256, 1024)
-    found = []
-    for B in (b for b in batches if b > 1):
-        found.append(("causal_conv1d_update", ("conv", B), lambda B=B: conv_update(B)))
-    for dtype in (torch.float32, torch.bfloat16):
-        for B in steps:
-            found.append(("selective_state_update", ("ssu", short(dtype), B),
-                          lambda B=B, d=dtype: ssu(B, d)))
-    for operation, kind, make in (("selective_state_update", "ssu", ssu), ("gated_delta_rule_update", "gdn", gdn)):
-        for dtype in (torch.float32, torch.bfloat16):
-            for B, shape in itertools.product((16,) if quick else (1, 8, 64), OTHER_HEADS[kind]):
-                found.append((operation, (kind, short(dtype), B, *shape.items()),
-                              lambda m=make, B=B, d=dtype, s=shape: m(B, d, **s)))
-    for dtype in (torch.float32, torch.bfloat16):
-        for B in steps:
-            found.append(("gated_delta_rule_update", ("gdn", short(dtype), B),
-                          lambda B=B, d=dtype: gdn(B, d)))
-    for dtype in (torch.float32, torch.bfloat16):
-        for B in (b for b in batches if b <= 256):
-            found.append(("gated_delta_rule_update", ("gdn_verify", short(dtype), B),
-                          lambda B=B, d=dtype: gdn(B, d, T=4)))
-    for dtype in (torch.float32, torch.bfloat16):
-        for B in (64,) if quick else (64, 256):
-            for folded in (False, True):
-                found.append(("gated_delta_rule_update", ("gdn_replay", short(dtype), B),
-                              lambda B=B, d=dtype, f=folded: gdn_replay(B, d, f)))
-    found += mamba1_cases(quick)
-    found += net_cases(quick)
-    found += mixer_cases(quick)
-    found += ring_cases(quick)
-    for lengths in ((2048,), (8192,), MIXED) if quick else ((2048,), (8192,), (32768,), MIXED):
-        found.append(("causal_conv1d", ("conv_prefill", lengths),
-                      lambda n=lengths: conv_prefill(n)))
-    for lengths, more in SSD_PREFILLS[:2] if quick else SSD_PREFILLS:
-        found.append(("ssd_prefill", ("ssd_prefill", lengths, *more),
-                      lambda n=lengths, m=more: ssd_prefill(n, **m)))
-    for lengths, more in MAMBA1_PREFILLS[:2] if quick else MAMBA1_PREFILLS:
-        found.append(("mamba1_prefill", ("mamba1_prefill", lengths, *more.items()),
-                      lambda n=lengths, m=more: mamba1_prefill(n, **m)))
-    for lengths, more in GDN_PREFILLS[:2] if quick else GDN_PREFILLS:
-        found.append(("gated_delta_rule_prefill", ("gdn_prefill", lengths, *more),
-                      lambda n=lengths, m=more: gdn_prefill(n, **m)))
-    for prefill, operation in (("ssd", "ssd_prefill"), ("gdn", "gated_delta_rule_prefill")):
-        for lengths in ((8192,),) if quick else ((2048,), (8192,)):
-            found.append((operation, (f"layer_{prefill}", lengths), lambda p=prefill, n=lengths: layer(p, n)))
-    for H in (128, 16):
-        for B in (32,) if quick else (1, 32, 128):
-            for L in (1024, 4096, 16384):
-                found.append(("mla_decode", ("mla_decode", H, B, L), lambda H=H, B=B, L=L: mla_decode(H, B, L)))
-    for page, H, B in MLA_PAGES[:1] if quick else MLA_PAGES:
-        found.append(("mla_decode", ("mla_decode", H, B, 4096, page),
-                      lambda H=H, B=B, page=page: mla_decode(H, B, 4096, page)))
-    for form, H, B, L in MLA_FP8[:2] if quick else MLA_FP8:
-        found.append(("mla_decode", ("mla_decode_fp8", form, H, B, L),
-                      lambda f=form, H=H, B=B, L=L: mla_decode_fp8(f, H, B, L)))
-    for H in (128, 16):
-        for B in (32,) if quick else (1, 32, 128):
-            for L in (1024, 4096, 16384):
-                found.append(("mla_decode_e4m3", ("mla_decode_fp8", "e4m3", H, B, L),
-                              lambda H=H, B=B, L=L: mla_decode_fp8("e4m3", H, B, L, "mla_decode_e4m3")))
-    for H, lengths, chunk in MLA_PREFILLS[:2] if quick else MLA_PREFILLS:
-        found.append(("mla_prefill", ("mla_prefill", H, (lengths, chunk)),
-                      lambda H=H, n=lengths, c=chunk: mla_prefill(H, n, c)))
     import latents  # not at the top: latents imports names of this module
 
+    batches = (16, 64) if quick else (1, 16, 64, 256, 1024)
+    steps = (16, 64) if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256, 1024)
+    found = [row("causal_conv1d_update", ("conv", B), conv_update, B) for B in batches if B > 1]
+    found += [row("selective_state_update", ("ssu", short(d), B), ssu, B, d) for d in TYPES for B in steps]
+    for operation, kind, make in (("selective_state_update", "ssu", ssu), ("gated_delta_rule_update", "gdn", gdn)):
+        found += [row(operation, (kind, short(d), B, *shape.items()), make, B, d, **shape)
+                  for d in TYPES for B in ((16,) if quick else (1, 8, 64)) for shape in OTHER_HEADS[kind]]
+    update = "gated_delta_rule_update"
+    found += [row(update, ("gdn", short(d), B), gdn, B, d) for d in TYPES for B in steps]
+    found += [row(update, ("gdn_verify", short(d), B), gdn, B, d, T=4) for d in TYPES for B in batches if B <= 256]
+    found += [row(update, ("gdn_replay", short(d), B), gdn_replay, B, d, folded)
+              for d in TYPES for B in ((64,) if quick else (64, 256)) for folded in (False, True)]
+    found += mamba1_cases(quick) + net_cases(quick) + mixer_cases(quick) + ring_cases(quick)
+    found += [row("causal_conv1d", ("conv_prefill", lengths), conv_prefill, lengths)
+              for lengths in ((2048,), (8192,), (32768,), MIXED) if not quick or lengths != (32768,)]
+    found += [row("ssd_prefill", ("ssd_prefill", lengths, *more), ssd_prefill, lengths, **more)
+              for lengths, more in (SSD_PREFILLS[:2] if quick else SSD_PREFILLS)]
+    found += [row("mamba1_prefill", ("mamba1_prefill", lengths, *more.items()), mamba1_prefill, lengths, **more)
+              for lengths, more in (MAMBA1_PREFILLS[:2] if quick else MAMBA1_PREFILLS)]
+    found += [row("gated_delta_rule_prefill", ("gdn_prefill", lengths, *more), gdn_prefill, lengths, **more)
+              for lengths, more in (GDN_PREFILLS[:2] if quick else GDN_PREFILLS)]
+    found += [row(operation, (f"layer_{prefill}", lengths), layer, prefill, lengths)
+              for prefill, operation in (("ssd", "ssd_prefill"), ("gdn", "gated_delta_rule_prefill"))
+              for lengths in (((8192,),) if quick else ((2048,), (8192,)))]
+    found += mla_decode_cases(quick)
+    found += [row("mla_prefill", ("mla_prefill", H, (lengths, chunk)), mla_prefill, H, lengths, chunk)
+              for H, lengths, chunk in (MLA_PREFILLS[:2] if quick else MLA_PREFILLS)]
     found += latents.all_cases(quick)
-    for elements in (24576, 1 << 20):
-        found.append(("state_copy", ("copy", elements), lambda e=elements: state_copy(e)))
-    return found
+    return found + [row("state_copy", ("copy", elements), state_copy, elements) for elements in (24576, 1 << 20)]
 
 
 # The fastest peer's microseconds, by key: measured earlier on this card with the same method. On it

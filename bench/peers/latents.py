@@ -2,6 +2,7 @@
 the cache, and a whole attention layer for decodes and prompts, beside chains of PyTorch's
 operators. All launches are in CUDA graphs, so PyTorch's eager operators cost no host time."""
 
+import functools
 from types import SimpleNamespace
 
 import torch
@@ -302,18 +303,13 @@ def prompt(H, lengths, prefix):
 
 def all_cases(quick):
     """(operation, key, maker) of each case, as cases.all_cases() returns them."""
-    found = []
-    for row in PRODUCTS[:2] if quick else PRODUCTS:
-        found.append(("batched_product", ("product", row), lambda r=row: product(*r)))
-    for row in SCALED[:1] if quick else SCALED:
-        found.append(("batched_product", ("scaled_product", row), lambda r=row: scaled_product(*r)))
-    for row in WRITES[:1] if quick else WRITES:
-        found.append(("latent_cache", ("latent_cache", row), lambda r=row: cache_write(*r)))
-    for row in LAYERS[:1] if quick else LAYERS:
-        found.append(("mla_layer", ("mla_layer", row), lambda r=row: layer(*r)))
-    for row in PROMPTS[:1] if quick else PROMPTS:
-        found.append(("mla_layer", ("mla_prompt", row), lambda r=row: prompt(*r)))
-    return found
+    return [(operation, (key, row), functools.partial(make, *row))
+            for operation, key, make, rows, few in (
+                ("batched_product", "product", product, PRODUCTS, 2),
+                ("batched_product", "scaled_product", scaled_product, SCALED, 1),
+                ("latent_cache", "latent_cache", cache_write, WRITES, 1), ("mla_layer", "mla_layer", layer, LAYERS, 1),
+                ("mla_layer", "mla_prompt", prompt, PROMPTS, 1))
+            for row in (rows[:few] if quick else rows)]
 
 
 # --- Contestants ----------------------------------------------------------------------------------

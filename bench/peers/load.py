@@ -83,12 +83,9 @@ def vllm():
     ops = "vllm.model_executor.layers.mamba.ops"
     linear = "vllm.third_party.flash_linear_attention.ops"
     return types.SimpleNamespace(
-        version=version,
-        conv=importlib.import_module(f"{ops}.causal_conv1d"),
-        ssu=importlib.import_module(f"{ops}.mamba_ssm"),
-        recurrent=importlib.import_module(f"{linear}.fused_recurrent"),
-        gating=importlib.import_module(f"{linear}.fused_sigmoid_gating"),
-    )
+        version=version, conv=importlib.import_module(f"{ops}.causal_conv1d"),
+        ssu=importlib.import_module(f"{ops}.mamba_ssm"), recurrent=importlib.import_module(f"{linear}.fused_recurrent"),
+        gating=importlib.import_module(f"{linear}.fused_sigmoid_gating"))
 
 
 def vllm_ring():
@@ -248,16 +245,11 @@ def stub_vllm(folder):
     capability = torch.cuda.get_device_capability()
     number = capability[0] * 10 + capability[1]
     platform = types.SimpleNamespace(
-        is_cpu=lambda: False,
-        is_cuda=lambda: True,
-        is_cuda_alike=lambda: True,
-        is_rocm=lambda: False,
-        is_xpu=lambda: False,
-        is_arch_support_pdl=lambda: capability >= (9, 0),
+        is_cpu=lambda: False, is_cuda=lambda: True, is_cuda_alike=lambda: True, is_rocm=lambda: False,
+        is_xpu=lambda: False, is_arch_support_pdl=lambda: capability >= (9, 0),
         is_device_capability_family=lambda family, device_id=0: capability[0] == family // 10,
         is_device_capability=lambda wanted, device_id=0: number == wanted,
-        has_device_capability=lambda wanted, device_id=0: number >= wanted,
-    )
+        has_device_capability=lambda wanted, device_id=0: number >= wanted)
     device_name = torch.cuda.get_device_name().replace(" ", "_")
     package("vllm", folder)
     package("vllm.platforms", current_platform=platform)

@@ -106,11 +106,9 @@ PEERS_OF = {
 NOT_FETCHED = {
     "conv": [("causal-conv1d", "its CUDA sources are not built here"),
              ("FLA", "its cache is W wide, other bytes")],
-    "ssu": [],
     "mamba1": [("FlashInfer", "its selective_state_update takes one A per head")],
     "mamba1_normed": [("mamba-ssm, FlashInfer", "they have no Mamba1 with norms of B and C")],
     "mamba1_prefill": [("SGLang, FlashInfer", "they have no scan of Mamba1")],
-    "ssu_ring": [],
     "gdn_ring": [("vLLM", "0.33.0 has no ring for the delta rule"),
                  ("FlashInfer", "its ring for the delta rule (gated_delta_rule_mtp) is for Blackwell")],
     "gdn": [("TileOPs", "0.1.0 needs PyTorch 2.13; it writes the states beside the pool, without slots")],
@@ -124,15 +122,9 @@ NOT_FETCHED = {
                      ("FlashInfer", "its selective_state_update is built for one token here")],
     "conv_prefill": [("causal-conv1d", "its CUDA sources are not built here"),
                      ("FLA", "it takes no slots")],
-    "ssd_prefill": [],
-    "gdn_prefill": [],
-    "layer_ssd": [],
-    "layer_gdn": [],
-    "mla_decode": [],
     "mla_decode_fp8": [("FlashInfer", "its kernel for caches in e4m3 is not staged"),
                        ("FlashAttention 3", "vLLM's build for MLA takes no cache in e4m3")],
     "mla_prefill": [("FlashMLA", "its dense prefill is for Blackwell")],
-    "copy": [],
     **latents.NOT_FETCHED,
 }
 
@@ -140,15 +132,16 @@ NOT_FETCHED = {
 def contestants(case, loaded):
     """(contestants, absent) of a case. `absent` lists its peers that cannot run, as {"name",
     "why"}."""
-    makers = {"conv": conv, "ssu": ssu, "mamba1": mamba1, "mamba1_normed": mamba1, "mamba1_prefill": mamba1_prefill, "ssu_ring": ssu_ring, "gdn_ring": gdn_ring, "gdn": gdn, "gdn_verify": gdn_verify,
-              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "gdn_net": gdn_net, "gdn_net_verify": gdn_net, "mixer": mixer, "mixer_verify": mixer, "copy": copy,
-              "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
-              "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
-              "mla_decode": mla_decode, "mla_decode_fp8": mla_decode_fp8, "mla_prefill": mla_prefill,
-              **latents.products(Contestant)}
+    makers = {
+        "conv": conv, "ssu": ssu, "mamba1": mamba1, "mamba1_normed": mamba1, "mamba1_prefill": mamba1_prefill,
+        "ssu_ring": ssu_ring, "gdn_ring": gdn_ring,
+        "gdn": gdn, "gdn_verify": gdn_verify, "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "gdn_net": gdn_net,
+        "gdn_net_verify": gdn_net, "mixer": mixer, "mixer_verify": mixer, "copy": copy, "conv_prefill": conv_prefill,
+        "ssd_prefill": ssd_prefill, "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
+        "mla_decode": mla_decode, "mla_decode_fp8": mla_decode_fp8, "mla_prefill": mla_prefill, **latents.products(Contestant)}
     found = makers[case.kind](case, loaded)
     absent = [{"name": n, "why": loaded.why[n]} for n in PEERS_OF[case.kind] if n in loaded.why]
-    absent += [{"name": n, "why": why} for n, why in NOT_FETCHED[case.kind]]
+    absent += [{"name": n, "why": why} for n, why in NOT_FETCHED.get(case.kind, ())]
     if case.kind in ("ssu", "mixer"):
         error = loaded.flashinfer_ssu[case.sets[0].state.dtype].exception()
         if error is not None:

@@ -33,8 +33,7 @@ Result<void> parse_parameters(std::string_view workload, std::string_view text,
     text.remove_prefix(std::min(piece.size() + 1, text.size()));
     const std::size_t equals = std::min(piece.find('='), piece.size());
     const std::string_view name = piece.substr(0, equals);
-    const auto parameter = std::find_if(known.begin(), known.end(),
-                                        [&](const Parameter& p) { return p.name == name; });
+    const auto parameter = std::ranges::find(known, name, &Parameter::name);
     if (parameter == known.end())
       return fail(fmt::format("{} has no parameter `{}`", workload, name.substr(0, 60)));
     if (!given.insert(name).second)

@@ -30,8 +30,7 @@ constexpr milliseconds kTimeoutMax = std::chrono::hours(24 * 365);
 Result<std::string> greeting(const Config& config) {
   std::string line = "hello protocol=1";
   for (const auto& [name, value] : config.fields()) {
-    if (std::any_of(value.begin(), value.end(),
-                    [](unsigned char c) { return c <= ' ' || c == 0x7F; }))
+    if (std::ranges::any_of(value, [](unsigned char c) { return c <= ' ' || c == 0x7F; }))
       return fail(fmt::format("config field {}: `{}` holds a blank, and no child can read that",
                               name, printable(value)));
     line.append(" ").append(name).append("=").append(value);
@@ -66,7 +65,7 @@ Reply without(const Reply& reply, std::initializer_list<ReplyField> dropped) {
   Reply rest = Reply::refusal(reply.refused);
   for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
     const auto field = static_cast<ReplyField>(i);
-    if (reply.has(field) && std::find(dropped.begin(), dropped.end(), field) == dropped.end())
+    if (reply.has(field) && std::ranges::find(dropped, field) == dropped.end())
       rest.set(field, reply.get(field));
   }
   return rest;
@@ -119,9 +118,8 @@ Answer split(std::string_view text) {
       answer.salt = word.substr(kSalt.size());
       continue;
     }
-    const auto* const label =
-        std::find_if(std::begin(kLabels), std::end(kLabels),
-                     [&](const auto& known) { return word.starts_with(known.first); });
+    const auto* const label = std::ranges::find_if(
+        kLabels, [&](const auto& known) { return word.starts_with(known.first); });
     if (label == std::end(kLabels))
       answer.reply.append(answer.reply.empty() ? "" : " ").append(word);
     else
@@ -267,8 +265,7 @@ Result<void> ExecSubject::understand(std::string_view answer) {
                                                              printable(answer), line.error().text));
   bool is_known = line->find("protocol").value_or("1") == "1";
   for (const auto& [key, value] : line->fields)
-    is_known &= key.starts_with("x_") ||
-                std::find(std::begin(kGreeting), std::end(kGreeting), key) != std::end(kGreeting);
+    is_known &= key.starts_with("x_") || std::ranges::find(kGreeting, key) != std::end(kGreeting);
   const std::string_view levels = line->find("levels").value_or("");
   const auto known = capabilities_of_words("levels", levels);
   const auto taken = capabilities_of_words("takes", line->find("takes").value_or(""));

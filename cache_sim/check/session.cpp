@@ -288,8 +288,7 @@ void ReplaySession::check(SubjectSeat& seat, const Operation& operation, const R
     check_emptied(seat, findings);
   // One broken rule shows in several ways. Kinds of finding are ordered so that the one that
   // explains most comes first.
-  std::stable_sort(findings.begin(), findings.end(),
-                   [](const Finding& a, const Finding& b) { return a.kind < b.kind; });
+  std::ranges::stable_sort(findings, {}, &Finding::kind);
   if (findings.empty()) return;
   show_answer(seat, reply);
   for (Finding& finding : findings) locate(&seat, std::move(finding), operation.id.text());

@@ -21,7 +21,7 @@ namespace {
 
 TimeSummary summary_of(std::vector<Nanoseconds> times) {
   if (times.empty()) return {};
-  std::sort(times.begin(), times.end());
+  std::ranges::sort(times);
   const auto count = static_cast<Nanoseconds>(times.size());
   // sum / count, computed without the sum, which may not fit 64 bits.
   Nanoseconds mean = 0, rest = 0;
@@ -59,7 +59,7 @@ struct NamedPolicy {
     const std::size_t end = std::min(text.find('@'), text.size());
     NamedPolicy named{Registry<PolicyEntry>::find(text.substr(0, end)),
                       std::string(text.substr(std::min(end + 1, text.size())))};
-    std::replace(named.settings.begin(), named.settings.end(), '@', ',');
+    std::ranges::replace(named.settings, '@', ',');
     return named;
   }
 };

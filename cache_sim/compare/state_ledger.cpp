@@ -56,14 +56,14 @@ void StateLedger::see(std::uint64_t prefix, std::uint64_t what) {
 }
 
 std::int64_t StateLedger::admitted() const {
-  const bool tells = std::any_of(prefixes_.begin(), prefixes_.end(),
-                                 [](std::uint64_t prefix) { return (prefix & kStored) != 0; });
+  const bool tells =
+      std::ranges::any_of(prefixes_, [](std::uint64_t prefix) { return (prefix & kStored) != 0; });
   return tells ? static_cast<std::int64_t>(count_) : 0;
 }
 
 std::int64_t StateLedger::never_hit() const {
-  return std::count_if(prefixes_.begin(), prefixes_.end(),
-                       [](std::uint64_t prefix) { return (prefix & kSeen) == kStored; });
+  return std::ranges::count_if(prefixes_,
+                               [](std::uint64_t prefix) { return (prefix & kSeen) == kStored; });
 }
 
 // Walks the nodes backwards, because parents precede their children.

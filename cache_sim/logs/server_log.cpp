@@ -118,8 +118,8 @@ class LeftBehind final : private PrefixTrie::SplitListener {
 std::vector<std::uint32_t> bounds_of(const std::vector<LoggedRequest>& log) {
   std::vector<std::size_t> order(log.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return log[a].start < log[b].start; });
+  std::ranges::stable_sort(
+      order, [&](std::size_t a, std::size_t b) { return log[a].start < log[b].start; });
   LeftBehind all;
   for (std::size_t k = 0; k < order.size(); ++k) all.add(log[order[k]], k);
   std::vector<std::uint32_t> bounds(log.size());
@@ -259,8 +259,7 @@ Result<std::string> log_trace(const std::vector<LoggedRequest>& log) {
   std::vector<const LoggedRequest*> order;
   order.reserve(log.size());
   for (const LoggedRequest& request : log) order.push_back(&request);
-  std::stable_sort(order.begin(), order.end(),
-                   [](const auto* a, const auto* b) { return a->start < b->start; });
+  std::ranges::stable_sort(order, [](const auto* a, const auto* b) { return a->start < b->start; });
   std::string text = "# From a server's log: what it said of each request is what is expected.\n";
   std::string expected;
   for (const LoggedRequest* const request : order) {

@@ -425,8 +425,8 @@ namespace {
 
 /// Whether a tensor of keys or values goes to that of another layer, or of the other kind.
 bool mixes_tensors(const TierCopy& copy) {
-  return std::any_of(copy.kv_tensors.begin(), copy.kv_tensors.end(),
-                     [](const auto& pair) { return pair.source != pair.target; });
+  return std::ranges::any_of(copy.kv_tensors,
+                             [](const auto& pair) { return pair.source != pair.target; });
 }
 
 }  // namespace

@@ -214,16 +214,16 @@ Nanoseconds between(std::int64_t a, std::int64_t b, Nanoseconds time_a, Nanoseco
 /// The places in a sorted list between which a value within its ends lies.
 std::pair<std::size_t, std::size_t> around(const std::vector<std::int64_t>& list,
                                            std::int64_t value) {
-  const auto high =
-      static_cast<std::size_t>(std::lower_bound(list.begin(), list.end(), value) - list.begin());
+  const auto high = static_cast<std::size_t>(std::ranges::lower_bound(list, value) - list.begin());
   return {list[high] == value ? high : high - 1, high};
 }
 
 }  // namespace
 
 RecordedTimes::RecordedTimes(std::vector<Case> cases) {
-  std::sort(cases.begin(), cases.end(),
-            [](const Case& a, const Case& b) { return std::pair(a.x, a.y) < std::pair(b.x, b.y); });
+  std::ranges::sort(cases, [](const Case& a, const Case& b) {
+    return std::pair(a.x, a.y) < std::pair(b.x, b.y);
+  });
   for (const Case& one : cases) {
     if (x_.empty() || x_.back() != one.x) x_.push_back(one.x);
     if (one.x == cases.front().x) y_.push_back(one.y);

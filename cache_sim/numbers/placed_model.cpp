@@ -92,9 +92,8 @@ Result<PlacedModel> placed_model(const HybridConfig& preset, const BlockGroups& 
     if (own.empty())
       return fail(fmt::format("field model: {} has {}, and no group of blocks can hold it",
                               preset.name, layer_text(unit)));
-    const std::uint32_t group =
-        *std::min_element(own.begin(), own.end(),
-                          [&](std::uint32_t a, std::uint32_t b) { return layers[a] < layers[b]; });
+    const std::uint32_t group = *std::ranges::min_element(
+        own, [&](std::uint32_t a, std::uint32_t b) { return layers[a] < layers[b]; });
     ++layers[group];
     placed.groups.back() = group;
     set_window(unit, pool.groups[group]);

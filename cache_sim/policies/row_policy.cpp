@@ -75,14 +75,12 @@ Result<Reply> RowPolicy::apply(const Operation& operation) {
 }
 
 RowRequest* RowPolicy::find(Name id) {
-  const auto found = std::find_if(requests_.begin(), requests_.end(),
-                                  [&](const RowRequest& request) { return request.id == id; });
+  const auto found = std::ranges::find(requests_, id, &RowRequest::id);
   return found == requests_.end() ? nullptr : &*found;
 }
 
 std::uint32_t RowPolicy::row_of(const RowRequest& request) const {
-  return static_cast<std::uint32_t>(std::find(rows_.begin(), rows_.end(), request.id) -
-                                    rows_.begin());
+  return static_cast<std::uint32_t>(std::ranges::find(rows_, request.id) - rows_.begin());
 }
 
 // --- Requests ------------------------------------------------------------------------------------
@@ -94,7 +92,7 @@ Result<Reply> RowPolicy::admit(const Operation& operation) {
   if (operation.external > 0 || operation.room != Operation::kAbsent)
     return fail("admit: rows take no external tokens and keep no room");
   if (operation.tokens.size() > sizes_.positions) return Reply::refusal(Refusal::too_long);
-  const auto hole = std::find_if(rows_.begin(), rows_.end(), [](Name id) { return !id.exists(); });
+  const auto hole = std::ranges::find_if(rows_, [](Name id) { return !id.exists(); });
   const auto row = static_cast<std::uint32_t>(hole - rows_.begin());
   if (row == sizes_.rows) return Reply::refusal(Refusal::no_row);
   if (row == rows_.size()) {
@@ -162,8 +160,7 @@ void RowPolicy::end(const RowRequest& request) {
 
 Result<Reply> RowPolicy::capture(const RowRequest& request, const Operation& operation) {
   if (request.computed == 0) return fail("capture: nothing is computed");
-  auto found = std::find_if(captured_.begin(), captured_.end(),
-                            [&](const CapturedPrefix& one) { return one.name == operation.as; });
+  auto found = std::ranges::find(captured_, operation.as, &CapturedPrefix::name);
   if (found == captured_.end()) {
     if (captured_.size() == sizes_.captures) return Reply::refusal(Refusal::no_state_slot);
     found = captured_.insert(captured_.end(), CapturedPrefix{});
@@ -174,9 +171,7 @@ Result<Reply> RowPolicy::capture(const RowRequest& request, const Operation& ope
 }
 
 Result<Reply> RowPolicy::restore(RowRequest& request, const Operation& operation) {
-  const auto found =
-      std::find_if(captured_.begin(), captured_.end(),
-                   [&](const CapturedPrefix& one) { return one.name == operation.from; });
+  const auto found = std::ranges::find(captured_, operation.from, &CapturedPrefix::name);
   if (found == captured_.end())
     return fail(fmt::format("restore: nothing was captured as `{}`", operation.from.text()));
   const std::uint32_t size = found->tokens.size();

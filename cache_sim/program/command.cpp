@@ -69,8 +69,8 @@ std::string usage_sentence(const CLI::App& app, const CLI::ParseError& error,
   const std::string help = "; `" + name + " --help` shows its words";
   if (const std::vector<std::string> extras = command->remaining();
       dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !extras.empty()) {
-    const auto option = std::find_if(extras.begin(), extras.end(),
-                                     [](const std::string& word) { return word.starts_with("-"); });
+    const auto option =
+        std::ranges::find_if(extras, [](const std::string& word) { return word.starts_with("-"); });
     if (option == extras.end())
       return name + " takes no further word `" + extras.front() + "`" + help;
     std::vector<std::string> known;
@@ -220,7 +220,7 @@ void Command::footer(std::string text) {
 }
 
 Result<void> Command::parse(std::vector<std::string> words) {
-  std::reverse(words.begin(), words.end());  // CLI11 takes words from the back
+  std::ranges::reverse(words);  // CLI11 takes words from the back
   try {
     parser_->parse(std::move(words));
   } catch (const CLI::ParseError& error) {

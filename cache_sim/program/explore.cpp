@@ -51,8 +51,8 @@ ReplayRequest replay_of(const RunOptions& run, const std::string& file) {
 
 /// Replaces control characters, which a child's text may contain and a comment must not.
 std::string one_line(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; }, '?');
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return c < 0x20 || c == 0x7F; }, '?');
   return text;
 }
 
@@ -106,7 +106,7 @@ std::vector<std::string> traces_in(const std::string& folder) {
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(folder, none))
     if (entry.path().extension() == ".trace") files.push_back(entry.path().string());
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   return files;
 }
 
@@ -403,11 +403,10 @@ std::vector<std::string> marks_nearly_reached(const std::vector<std::string>& mi
   const auto family = [](std::string_view mark) { return mark.substr(0, mark.find('.')); };
   std::set<std::string_view> reached;
   for (const MarkEntry& mark : Registry<MarkEntry>::all())
-    if (std::find(missed.begin(), missed.end(), mark.name) == missed.end())
-      reached.insert(family(mark.name));
+    if (std::ranges::find(missed, mark.name) == missed.end()) reached.insert(family(mark.name));
   std::vector<std::string> near;
-  std::copy_if(missed.begin(), missed.end(), std::back_inserter(near),
-               [&](const std::string& mark) { return reached.contains(family(mark)); });
+  std::ranges::copy_if(missed, std::back_inserter(near),
+                       [&](const std::string& mark) { return reached.contains(family(mark)); });
   return near;
 }
 

@@ -68,8 +68,7 @@ int become_python(std::vector<std::string> words) {
 /// the judge (CMakeLists.txt).
 bool are_for_judge(const std::vector<std::string>& words) {
   return words.front() == "judge" ||
-         (words.front() == "list" &&
-          std::find(words.begin(), words.end(), "operations") != words.end());
+         (words.front() == "list" && std::ranges::find(words, "operations") != words.end());
 }
 
 /// Whether the words ask for a fidelity that the program `lockstep-torch` alone has.

@@ -1,7 +1,6 @@
 // lockstep replay: prints the first wrong event and the events around it.
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "cache_sim/base/files.hpp"

@@ -36,7 +36,7 @@ std::vector<std::string> default_subjects(const ReplayRequest& request, const Co
 void name_oracles(std::vector<std::string>& subjects, const Config& config) {
   for (std::string& subject : subjects) {
     if (subject != "oracle") continue;
-    const auto other = std::find_if(subjects.begin(), subjects.end(), [](const std::string& name) {
+    const auto other = std::ranges::find_if(subjects, [](const std::string& name) {
       return Registry<PolicyEntry>::find(name) != nullptr;
     });
     const std::string_view otherwise = config.policy.empty() ? default_policy() : config.policy;
@@ -163,8 +163,7 @@ Result<RunOptions> run_options(const ReplayRequest& request, Config config) {
                               but_near(request.defect, names_in(Registry<DefectEntry>::all()))));
     options.defect_name = request.defect;
     const std::string policy = request.defect.substr(0, request.defect.find(':'));
-    if (std::find(options.subjects.begin(), options.subjects.end(), policy) ==
-        options.subjects.end())
+    if (std::ranges::find(options.subjects, policy) == options.subjects.end())
       return fail(fmt::format("the defect {} needs the subject {}", request.defect, policy));
   }
   options.config = std::move(config);

@@ -4,7 +4,6 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <vector>
 
 #include "cache_sim/replay/replay.hpp"
 

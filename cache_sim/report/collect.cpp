@@ -44,7 +44,7 @@ Result<std::vector<std::string>> trace_files(const std::string& folder, bool nee
   if (error) return fail(fmt::format("{}: the folder cannot be read", folder));
   for (const fs::directory_entry& entry : entries)
     if (entry.path().extension() == ".trace") files.push_back(entry.path().filename().string());
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   if (needed && files.empty()) return fail(fmt::format("{}: no .trace file is there", folder));
   return files;
 }
@@ -115,7 +115,7 @@ Result<Json> found_bugs(const std::string& folder) {
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error))
     if (entry.path().extension() == ".md" && entry.path().filename() != "README.md")
       files.push_back(folder + "/" + entry.path().filename().string());
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   for (const std::string& file : files) {
     std::ifstream in(file);
     std::string title, status;
@@ -270,7 +270,7 @@ class Collector {
         all = own;
       else
         std::erase_if(all, [&](const std::string& model) {
-          return std::find(own.begin(), own.end(), model) == own.end();
+          return std::ranges::find(own, model) == own.end();
         });
     }
     return all;
@@ -304,8 +304,7 @@ class Collector {
   /// cache.
   static void check_against(const std::vector<RecordedDecisions>& all, const std::string& policy,
                             Json& run) {
-    const auto recorded = std::find_if(
-        all.begin(), all.end(), [&](const RecordedDecisions& one) { return one.policy == policy; });
+    const auto recorded = std::ranges::find(all, policy, &RecordedDecisions::policy);
     if (recorded == all.end()) return;
     run["recorded"] = {{"decision_digest", recorded->decision_digest},
                        {"hit_tokens", recorded->hit_tokens}};

@@ -79,7 +79,7 @@ std::vector<const ComparedPolicy*> curve_of(const Comparison& comparison,
   std::vector<const ComparedPolicy*> rows;
   for (const ComparedPolicy& row : comparison.policies)
     if (row.policy == policy) rows.push_back(&row);
-  std::sort(rows.begin(), rows.end(), [&](const auto* a, const auto* b) {
+  std::ranges::sort(rows, [&](const auto* a, const auto* b) {
     return memory_of(comparison, *a).value_or(0) < memory_of(comparison, *b).value_or(0);
   });
   return rows;
@@ -149,9 +149,8 @@ std::string memory_sentence(const Comparison& comparison, const std::string& pol
     return fmt::format("{} hits {} with {}.", policy, percent_text(best),
                        memory_text(comparison, *rows.back())) +
            more;
-  const auto enough = std::find_if(rows.begin(), rows.end(), [&](const ComparedPolicy* row) {
-    return hit_ratio(*row) >= 0.95 * best;
-  });
+  const auto enough = std::ranges::find_if(
+      rows, [&](const ComparedPolicy* row) { return hit_ratio(*row) >= 0.95 * best; });
   std::string sentence =
       fmt::format("{} hits {} with {} and {} with {}", policy,
                   percent_text(hit_ratio(*rows.front())), memory_text(comparison, *rows.front()),
@@ -216,14 +215,13 @@ std::string ranks_sentence(const Comparison& comparison, const std::string& poli
 /// The policies to choose from with this memory, with the most hits first: hybrid policies or, if
 /// there are none, all policies of servers.
 std::vector<const ComparedPolicy*> choices_at(const Comparison& comparison, std::int64_t memory) {
-  const bool hybrid =
-      std::any_of(comparison.policies.begin(), comparison.policies.end(), is_hybrid);
+  const bool hybrid = std::ranges::any_of(comparison.policies, is_hybrid);
   std::vector<const ComparedPolicy*> rows;
   for (const ComparedPolicy& row : comparison.policies)
     if (row.scheduled && is_hybrid(row) == hybrid && memory_of(comparison, row) == memory)
       rows.push_back(&row);
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const auto* a, const auto* b) { return hit_ratio(*a) > hit_ratio(*b); });
+  std::ranges::stable_sort(
+      rows, [](const auto* a, const auto* b) { return hit_ratio(*a) > hit_ratio(*b); });
   return rows;
 }
 
@@ -258,8 +256,7 @@ std::string block_sentence(const Comparison& comparison) {
   std::vector<std::string> policies;
   std::int64_t block = 0;
   for (const ComparedPolicy& row : comparison.policies)
-    if (row.block > 0 &&
-        std::find(policies.begin(), policies.end(), row.policy) == policies.end()) {
+    if (row.block > 0 && std::ranges::find(policies, row.policy) == policies.end()) {
       policies.push_back(row.policy);
       block = row.block;
     }
@@ -355,7 +352,7 @@ Conclusions conclusions_of(const Comparison& comparison) {
     conclusions.general.push_back(sentence(comparison));
   std::vector<std::string> told;
   for (const ComparedPolicy& row : comparison.policies) {
-    const bool known = std::find(told.begin(), told.end(), row.policy) != told.end();
+    const bool known = std::ranges::find(told, row.policy) != told.end();
     if (!row.scheduled || known) continue;
     told.push_back(row.policy);
     conclusions.of_policies.push_back(memory_sentence(comparison, row.policy));
@@ -492,8 +489,8 @@ void draw_axes(Svg& svg, const Plot& plot, const JsonField& ticks, const std::ve
         {kLeft - 6, y + 4}, "small dim end",
         plot.is_time ? moment(ticks.item(i), Medium::svg) : percent(ticks.item(i), Medium::svg));
   }
-  const auto finite = std::find_if(curves.begin(), curves.end(),
-                                   [](const Curve& curve) { return !curve.is_one_row(); });
+  const auto finite =
+      std::ranges::find_if(curves, [](const Curve& curve) { return !curve.is_one_row(); });
   if (finite == curves.end()) return;
   for (const JsonField& row : finite->rows)
     svg.text({axes.x(row), kTop + kHeight + 16}, "small dim middle",
@@ -556,8 +553,8 @@ std::string curves_picture(const JsonField& comparison, const std::vector<Curve>
 
 /// A table of hit ratios: a row for each policy, a column for each memory.
 void set_table(View& view, const std::vector<Curve>& curves) {
-  const auto finite = std::find_if(curves.begin(), curves.end(),
-                                   [](const Curve& curve) { return !curve.is_one_row(); });
+  const auto finite =
+      std::ranges::find_if(curves, [](const Curve& curve) { return !curve.is_one_row(); });
   View columns = list_view(), rows = list_view();
   if (finite != curves.end())
     for (const JsonField& row : finite->rows) columns.push_back(view_of(row.at("memory_text")));

@@ -143,7 +143,7 @@ std::string moment(const JsonField& field, Medium medium) {
 
 std::string words(const JsonField& field, Medium medium, std::size_t limit) {
   const std::string text = field.text();
-  const auto ticks = std::count(text.begin(), text.end(), '`');
+  const auto ticks = std::ranges::count(text, '`');
   if (medium == Medium::html && ticks > 0 && ticks % 2 == 0 && (limit == 0 || text.size() <= limit))
     return fmt::format("<span data-path=\"{}\"{}>{}</span>", escaped(field.pointer()),
                        as_attribute("code"), with_code(text));

@@ -58,11 +58,11 @@ Json summary_of(const Json& speed) {
     worst_case = row.at("case");
   }
   if (ratios.empty()) return nullptr;
-  std::sort(ratios.begin(), ratios.end());
+  std::ranges::sort(ratios);
   const std::size_t half = ratios.size() / 2;
   const double median =
       ratios.size() % 2 == 1 ? ratios[half] : (ratios[half - 1] + ratios[half]) / 2;
-  const auto count = [&](auto which) { return std::count_if(ratios.begin(), ratios.end(), which); };
+  const auto count = [&](auto which) { return std::ranges::count_if(ratios, which); };
   return {{"shapes", ratios.size()},
           {"faster", count([](double ratio) { return ratio < 1 - kNoise; })},
           {"slower", count([](double ratio) { return ratio > 1 + kNoise; })},
@@ -146,7 +146,7 @@ Result<Json> kernels_of(const std::string& folder) {
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder))
     if (entry.path().extension() == ".json") files.push_back(entry.path());
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   for (const std::filesystem::path& file : files) {
     Result<Json> read = read_json(file);
     if (!read) return read;

@@ -309,8 +309,7 @@ std::string copies_picture(const JsonField& run) {
   std::vector<std::size_t> lane_of(copies.size());
   for (std::size_t i = 0; i < copies.size(); ++i) {
     const std::int64_t queued = copies.item(i).at("queued").integer();
-    const auto free =
-        std::find_if(lanes.begin(), lanes.end(), [&](std::int64_t end) { return end <= queued; });
+    const auto free = std::ranges::find_if(lanes, [&](std::int64_t end) { return end <= queued; });
     lane_of[i] = static_cast<std::size_t>(free - lanes.begin());
     if (free == lanes.end()) lanes.push_back(0);
     lanes[lane_of[i]] = copies.item(i).has("landed") ? copies.item(i).at("landed").integer()

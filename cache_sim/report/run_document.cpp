@@ -159,7 +159,7 @@ Json tree_json(const ReplaySession& run) {
   const std::optional<Snapshot> content = run.snapshot(0);
   if (!content) return nullptr;
   const std::vector<SnapshotNode>& nodes = content->nodes;
-  const auto count = [&](auto what) { return std::count_if(nodes.begin(), nodes.end(), what); };
+  const auto count = [&](auto what) { return std::ranges::count_if(nodes, what); };
   const std::vector<std::int64_t> hidden = hidden_below(nodes);
   Json tree = {{"has_states", content->states_total > 0},
                {"node_count", nodes.size()},
@@ -272,7 +272,7 @@ std::optional<FindingKind> asked_for(const ReplayRequest& request, const ReplayO
   if (request.defect.empty() || !outcome.trace) return std::nullopt;
   for (const RunDirective& directive : outcome.trace->runs) {
     const std::vector<std::string> words = directive_words(directive, request.file);
-    const auto option = std::find(words.begin(), words.end(), "--defect");
+    const auto option = std::ranges::find(words, "--defect");
     if (option != words.end() && option + 1 != words.end() && option[1] == request.defect)
       return directive.finds;
   }

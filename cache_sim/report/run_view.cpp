@@ -32,7 +32,7 @@ View marks_of_line(const JsonField& trace, std::size_t line) {
         findings.item(0).at("line").integer() != static_cast<std::int64_t>(line))
       continue;
     const std::string kind = findings.item(0).at("kind").text();
-    if (std::find(seen.begin(), seen.end(), kind) != seen.end()) continue;
+    if (std::ranges::find(seen, kind) != seen.end()) continue;
     seen.push_back(kind);
     View mark = object_view();
     mark.set("run", run_anchor(trace, i));

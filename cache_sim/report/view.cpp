@@ -46,8 +46,7 @@ View view_of(const JsonField& field, std::initializer_list<std::string_view> lef
   if (!field.is_object()) return leaf_view(field);
   View view = object_view();
   for (const std::string& key : field.keys())
-    if (std::find(left_out.begin(), left_out.end(), key) == left_out.end())
-      view.set(key, view_of(field.at(key)));
+    if (std::ranges::find(left_out, key) == left_out.end()) view.set(key, view_of(field.at(key)));
   return view;
 }
 

@@ -110,7 +110,7 @@ class Detour {
       return operation.verb == verb && operation.tier.text() == tier;
     };
     const std::pair<std::string, std::string> policy("write_policy", "write_back");
-    if (std::find(values_.begin(), values_.end(), policy) == values_.end()) return;
+    if (std::ranges::find(values_, policy) == values_.end()) return;
     form_.config.set(policy.first, policy.second);
     for (auto step = form_.steps.begin(); step != form_.steps.end(); ++step) {
       if (!is(*step, Verb::land, "host")) continue;
@@ -197,7 +197,7 @@ FieldValues choices_for(const RunOptions& run) {
       for (const std::string& value : {drawn.text(field), std::string(option.otherwise)})
         if (const std::pair choice(field, value);
             drawn.text(field) != option.otherwise &&
-            std::find(choices.begin(), choices.end(), choice) == choices.end())
+            std::ranges::find(choices, choice) == choices.end())
           choices.push_back(choice);
     }
   }

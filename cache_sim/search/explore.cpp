@@ -81,7 +81,7 @@ class Marks {
   std::vector<std::string> reached() const {
     std::vector<std::string> names;
     for (const std::size_t i : reached_) names.push_back(names_[i]);
-    std::sort(names.begin(), names.end());
+    std::ranges::sort(names);
     return names;
   }
   std::vector<std::string> missed() const {
@@ -155,9 +155,7 @@ class Explorer {
  private:
   void play_given_corpus() {
     for (const CorpusTrace& given : options_.corpus) {
-      const auto player = std::find_if(players_.begin(), players_.end(), [&](const Player& one) {
-        return one.subjects == given.subjects;
-      });
+      const auto player = std::ranges::find(players_, given.subjects, &Player::subjects);
       if (player == players_.end()) continue;
       if (!goes_on(0, Clock::now())) return;
       marks_.start();

@@ -44,14 +44,12 @@ Steps literal_steps(const std::vector<Statement>& statements) {
 }
 
 const LegalityModel::Request* LegalityModel::find_request(Name id) const {
-  const auto found = std::find_if(requests_.begin(), requests_.end(),
-                                  [&](const Request& request) { return request.id == id; });
+  const auto found = std::ranges::find(requests_, id, &Request::id);
   return found == requests_.end() ? nullptr : &*found;
 }
 
 const LegalityModel::Slot* LegalityModel::find_slot(Name name) const {
-  const auto found = std::find_if(slots_.begin(), slots_.end(),
-                                  [&](const Slot& slot) { return slot.name == name; });
+  const auto found = std::ranges::find(slots_, name, &Slot::name);
   return found == slots_.end() ? nullptr : &*found;
 }
 
@@ -85,14 +83,12 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
                          .shortest = operation.tokens.size(),
                          .is_on_first = moves_});
     seen_.push_back(operation.tokens);
-    const auto row = std::find(rows_.begin(), rows_.end(), Name());
+    const auto row = std::ranges::find(rows_, Name());
     *(row == rows_.end() ? rows_.insert(row, Name()) : row) = operation.id;
     return;
   }
   if (operation.verb == Verb::compact) return follow_compaction(operation);
-  const auto found = std::find_if(requests_.begin(), requests_.end(), [&](const Request& request) {
-    return request.id == operation.id;
-  });
+  const auto found = std::ranges::find(requests_, operation.id, &Request::id);
   if (found == requests_.end()) return;
   switch (operation.verb) {
     case Verb::extend: follow_extend(operation, reply, *found); return;
@@ -126,7 +122,7 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
       if (operation.verb == Verb::finish) seen_.push_back(found->known);
       [[fallthrough]];
     case Verb::abort:
-      std::replace(rows_.begin(), rows_.end(), operation.id, Name());
+      std::ranges::replace(rows_, operation.id, Name());
       requests_.erase(found);
       return;
     default: follow_sequence(operation, *found); return;
@@ -287,12 +283,10 @@ bool LegalityModel::makes_sense(const Operation& operation) const {
   if (operation.verb == Verb::admit) return request == nullptr;
   if (operation.id.exists()) return request != nullptr && makes_sense_for(*request, operation);
   if (operation.verb == Verb::step)
-    return std::all_of(operation.ids.begin(), operation.ids.end(),
-                       [&](Name id) { return find_request(id) != nullptr; });
+    return std::ranges::all_of(operation.ids, [&](Name id) { return find_request(id) != nullptr; });
   for (const Name slot : {operation.slot, operation.from})
     if (slot.exists() && find_slot(slot) == nullptr) return false;
-  return !operation.lock.exists() ||
-         std::find(locks_.begin(), locks_.end(), operation.lock) != locks_.end();
+  return !operation.lock.exists() || std::ranges::find(locks_, operation.lock) != locks_.end();
 }
 
 bool LegalityModel::makes_sense_for(const Request& request, const Operation& operation) const {
@@ -334,7 +328,7 @@ bool LegalityModel::can_restore(const Request& request, const Captured& captured
 
 bool LegalityModel::is_sequence_sense(const Request& request, const Operation& operation) const {
   if (operation.verb == Verb::restore)
-    return std::any_of(captured_.begin(), captured_.end(), [&](const Captured& kept) {
+    return std::ranges::any_of(captured_, [&](const Captured& kept) {
       return kept.name == operation.from && can_restore(request, kept);
     });
   const std::int64_t length =

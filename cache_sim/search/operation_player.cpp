@@ -22,8 +22,8 @@ std::vector<const PolicyEntry*> policies_of(const std::vector<std::string>& subj
 
 /// Whether all subjects are children. Then no subject can tell bad input, because a child need not.
 bool all_are_children(const std::vector<std::string>& subjects) {
-  return std::all_of(subjects.begin(), subjects.end(),
-                     [](std::string_view name) { return name.starts_with("exec:"); });
+  return std::ranges::all_of(subjects,
+                             [](std::string_view name) { return name.starts_with("exec:"); });
 }
 
 }  // namespace
@@ -32,17 +32,17 @@ LegalityModel model_for(const RunOptions& options) {
   const std::vector<const PolicyEntry*> policies = policies_of(options.subjects);
   LegalityModel model(
       options.config.page,
-      std::all_of(policies.begin(), policies.end(),
-                  [](const PolicyEntry* policy) { return policy->counts_locks_on_tombstones; }),
-      std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
+      std::ranges::all_of(
+          policies, [](const PolicyEntry* policy) { return policy->counts_locks_on_tombstones; }),
+      std::ranges::any_of(policies, [](const PolicyEntry* policy) {
         return policy->capabilities.contains(Capability::slots);
       }));
-  if (std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
+  if (std::ranges::any_of(policies, [](const PolicyEntry* policy) {
         return policy->capabilities.contains(Capability::disaggregation);
       }))
     model.expect_moves();
-  if (std::any_of(policies.begin(), policies.end(),
-                  [](const PolicyEntry* policy) { return has_blocks(*policy); })) {
+  if (std::ranges::any_of(policies,
+                          [](const PolicyEntry* policy) { return has_blocks(*policy); })) {
     model.expect_cut_chunks();
     if (options.config.overlap != 0 && options.config.drafts > 0) model.expect_results_to_tell();
   }

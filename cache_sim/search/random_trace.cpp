@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <utility>
 
@@ -700,9 +699,9 @@ Operation RandomTrace::next() {
     Operation next = std::move(asking_.back());
     asking_.pop_back();
     const auto& slots = model_.slots();
-    const bool has_slot = !next.slot.exists() ||
-                          std::any_of(slots.begin(), slots.end(),
-                                      [&](const auto& slot) { return slot.name == next.slot; });
+    const bool has_slot = !next.slot.exists() || std::ranges::any_of(slots, [&](const auto& slot) {
+      return slot.name == next.slot;
+    });
     const bool is_admitted = next.verb == Verb::admit && model_.find_request(next.id) != nullptr;
     if (!has_slot || is_admitted) continue;
     may_be_bad_ = next.prev > 0;  // its KV may be gone

@@ -175,7 +175,7 @@ Step step_of(Operation operation) {
 }
 
 bool is_of_operations(const Steps& steps) {
-  return std::all_of(steps.begin(), steps.end(), [](const Step& step) {
+  return std::ranges::all_of(steps, [](const Step& step) {
     return operation_in(step) != nullptr && step.statement.answer.empty();
   });
 }

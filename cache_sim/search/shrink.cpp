@@ -26,7 +26,7 @@ using Candidate = TraceForm;
 // --- Playing -------------------------------------------------------------------------------------
 
 bool is_scheduled(const Steps& steps) {
-  return std::any_of(steps.begin(), steps.end(), [](const Step& step) {
+  return std::ranges::any_of(steps, [](const Step& step) {
     return std::holds_alternative<RequestSpec>(step.statement.what);
   });
 }
@@ -85,8 +85,8 @@ Played play_operations(const Steps& steps, ReplaySession& run) {
 }
 
 bool has_answers(const Steps& steps) {
-  return std::any_of(steps.begin(), steps.end(),
-                     [](const Step& step) { return !step.statement.answer.empty(); });
+  return std::ranges::any_of(steps,
+                             [](const Step& step) { return !step.statement.answer.empty(); });
 }
 
 /// Plays a trace with expected answers. An answer belongs to the operation as it was written, so a
@@ -693,7 +693,7 @@ class Shrinker {
     const std::vector<Document> taken = documents();
     Document next = 1;
     for (auto& [token, document] : document_of) {
-      while (std::find(taken.begin(), taken.end(), next) != taken.end()) ++next;
+      while (std::ranges::find(taken, next) != taken.end()) ++next;
       document = next++;
     }
     attempt(with_occurrences([&](Token token, std::uint32_t k) {
@@ -747,7 +747,7 @@ class Shrinker {
       for (const Tokens& tokens : tokens_of(step.statement))
         for (const Token token : tokens.values()) {
           const auto document = static_cast<Document>(token >> 32);
-          if (std::find(all.begin(), all.end(), document) == all.end()) all.push_back(document);
+          if (std::ranges::find(all, document) == all.end()) all.push_back(document);
         }
     return all;
   }
@@ -785,7 +785,7 @@ class Shrinker {
     if (after != 0) beside.push_back(after + 1);
     for (const auto& [other, place] : now.begins_after)
       if (other < branch && place == after) beside.push_back(token_of(other, 0));
-    return std::any_of(beside.begin(), beside.end(), [&](Token first) {
+    return std::ranges::any_of(beside, [&](Token first) {
       const Candidate merged = mapped([&](Token token) -> std::optional<Token> {
         return token >> 32 == branch ? first + static_cast<std::uint32_t>(token) : token;
       });
@@ -829,9 +829,8 @@ class Shrinker {
       if (!name.exists()) return;
       const auto found = names.find(name.index());
       if (found == names.end()) {
-        const auto count = std::count_if(names.begin(), names.end(), [&](const auto& known) {
-          return known.second.text()[0] == prefix;
-        });
+        const auto count = std::ranges::count_if(
+            names, [&](const auto& known) { return known.second.text()[0] == prefix; });
         names.emplace(name.index(), Name::intern(fmt::format("{}{}", prefix, count + 1)));
       }
       name = names.at(name.index());

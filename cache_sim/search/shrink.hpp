@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <vector>
 
 #include "cache_sim/check/session.hpp"
 #include "cache_sim/trace/trace.hpp"

@@ -2,7 +2,6 @@
 // lists of requests that wait, run and have ended. The scheduling rules are in the derived classes.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <utility>

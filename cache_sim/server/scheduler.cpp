@@ -40,7 +40,7 @@ void Scheduler::hear(const SchedulerEvent& event, SchedulerEffects& effects) {
 
 bool Scheduler::waits_for_results() const {
   if (!options_.overlap || batch_.empty()) return false;
-  return std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
+  return std::ranges::any_of(running_, [&](RequestNumber number) {
     const Request& request = requests_[number];
     return request.verification < request.spec->drafts.size();
   });
@@ -152,8 +152,7 @@ void Scheduler::begin_forward(SchedulerEffects& effects) {
   for (const Row& row : batch_) effects.operation->ids.push_back(requests_[row.request].spec->id);
   forward_begins();
   // A decode or verification step runs as a captured graph where one is large enough.
-  const auto graph = std::lower_bound(options_.graph_batches.begin(), options_.graph_batches.end(),
-                                      std::ssize(batch_));
+  const auto graph = std::ranges::lower_bound(options_.graph_batches, std::ssize(batch_));
   if (!batch_.front().chunk && graph != options_.graph_batches.end())
     effects.operation->padded = *graph;
 }

@@ -366,8 +366,7 @@ void Simulation::check_schedule(Rank& server, bool is_whole) {
 }
 
 bool Simulation::any_rank(bool (ServerScheduler::*is)() const) const {
-  return std::any_of(ranks_.begin(), ranks_.end(),
-                     [&](const Rank& rank) { return ((*rank.scheduler).*is)(); });
+  return std::ranges::any_of(ranks_, [&](const Rank& rank) { return ((*rank.scheduler).*is)(); });
 }
 
 /// Copies between tiers that were queued in earlier steps have landed by now, and the server takes

@@ -35,7 +35,7 @@ std::vector<std::string> public_references(const std::vector<std::string>& descr
       if (Registry<PublicProject>::find(lower) != nullptr) project = lower;
       if (!is_number || word.size() < 3) continue;
       std::string reference = project.empty() ? word : fmt::format("{} {}", project, word);
-      if (std::find(references.begin(), references.end(), reference) == references.end())
+      if (std::ranges::find(references, reference) == references.end())
         references.push_back(std::move(reference));
     }
   }
@@ -44,13 +44,13 @@ std::vector<std::string> public_references(const std::vector<std::string>& descr
 
 namespace {
 
-const Registration<PublicProject> kFlashinfer{{"flashinfer", "flashinfer-ai/flashinfer"}};
-const Registration<PublicProject> kFlashAttention{{"flash-attention", "Dao-AILab/flash-attention"}};
-const Registration<PublicProject> kTransformers{{"transformers", "huggingface/transformers"}};
-const Registration<PublicProject> kPytorch{{"pytorch", "pytorch/pytorch"}};
-const Registration<PublicProject> kDynamo{{"dynamo", "ai-dynamo/dynamo"}};
-const Registration<PublicProject> kMobius{{"mobius"}};
-const Registration<PublicProject> kMlxSwiftLm{{"mlx-swift-lm", "ml-explore/mlx-swift-lm"}};
+const Registration<PublicProject> kProjects{{"flashinfer", "flashinfer-ai/flashinfer"},
+                                            {"flash-attention", "Dao-AILab/flash-attention"},
+                                            {"transformers", "huggingface/transformers"},
+                                            {"pytorch", "pytorch/pytorch"},
+                                            {"dynamo", "ai-dynamo/dynamo"},
+                                            {"mobius"},
+                                            {"mlx-swift-lm", "ml-explore/mlx-swift-lm"}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -28,7 +28,7 @@ constexpr SchedulerVerb kVerbs[] = {
 };
 
 bool contains(std::span<const std::string_view> names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::find(names, name) != names.end();
 }
 
 }  // namespace
@@ -42,9 +42,7 @@ std::span<const SchedulerVerb> scheduler_verbs() {
 }
 
 const SchedulerVerb& scheduler_verb(std::string_view name) {
-  const auto* const found =
-      std::find_if(std::begin(kVerbs), std::end(kVerbs),
-                   [&](const SchedulerVerb& verb) { return verb.name == name; });
+  const auto* const found = std::ranges::find(kVerbs, name, &SchedulerVerb::name);
   require(found != std::end(kVerbs), "a scheduler's verb is one of the table");
   return *found;
 }

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <unordered_map>
 
 #include "cache_sim/base/json_documents.hpp"

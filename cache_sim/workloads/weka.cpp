@@ -45,7 +45,7 @@ class WekaStream final : public RequestStream {
   }
 
  private:
-  Nanoseconds earliest_seat() const { return *std::min_element(seats_.begin(), seats_.end()); }
+  Nanoseconds earliest_seat() const { return *std::ranges::min_element(seats_); }
   Nanoseconds next_arrival() const { return queue_.empty() ? kMost : queue_.earliest(); }
 
   Result<bool> read_session() {
@@ -70,7 +70,7 @@ class WekaStream final : public RequestStream {
       return session.error("hash_id_scope",
                            fmt::format("`{}` is not `local`", scope->substr(0, 60)));
     if (seats_.size() < kSeats) seats_.push_back(0);
-    Nanoseconds& seat = *std::min_element(seats_.begin(), seats_.end());
+    Nanoseconds& seat = *std::ranges::min_element(seats_);
     blocks_.forget();
     const Nanoseconds start = seat;
     return read_requests(session, {Name::intern(*id), start, &seat}, start);

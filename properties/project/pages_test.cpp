@@ -35,9 +35,7 @@ namespace lockstep {
 namespace {
 
 using Names = std::set<std::string>;
-using testing_support::lines_of;
-using testing_support::read_text;
-using testing_support::run_program;
+using namespace testing_support;
 
 const std::string kRoot = LOCKSTEP_SOURCE_DIR "/";
 const std::string kGrammar = "cache_sim/trace/grammar.md";
@@ -395,8 +393,7 @@ TEST(PagesAndSources, aRemovedRowAndAnInventedRowAreNoticed) {
       const auto rows = rows_of(page, claim.section, claim.column);
       ASSERT_FALSE(rows.empty()) << claim.section << ", " << claim.column;
       for (std::size_t i = 0; i < lines.size(); ++i) {
-        if (!lines[i].starts_with("|") ||
-            std::find(rows.begin(), rows.end(), cells_of(lines[i])) == rows.end())
+        if (!lines[i].starts_with("|") || std::ranges::find(rows, cells_of(lines[i])) == rows.end())
           continue;
         std::string without, with;
         for (std::size_t k = 0; k < lines.size(); ++k) {

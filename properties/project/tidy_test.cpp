@@ -9,7 +9,6 @@
 #include <map>
 #include <regex>
 #include <set>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,8 +40,7 @@ const std::vector<Source>& sources() {
                          testing_support::lines_of(text)});
       }
     }
-    std::sort(found.begin(), found.end(),
-              [](const Source& a, const Source& b) { return a.path < b.path; });
+    std::ranges::sort(found, {}, &Source::path);
     return found;
   }();
   return all;
@@ -148,8 +146,7 @@ std::string folder_of(const std::string& path) {
 }
 
 bool is_in_the_table(const std::string& folder) {
-  return std::any_of(folders().begin(), folders().end(),
-                     [&](const Folder& known) { return known.path == folder; });
+  return std::ranges::any_of(folders(), [&](const Folder& known) { return known.path == folder; });
 }
 
 /// Tests of X/Y/ stand in properties/X/Y/. Three more folders belong to no single one of the
@@ -173,8 +170,7 @@ bool may_include(const std::string& path, const std::string& file) {
   if (from == to) return true;
   for (const Folder& folder : folders())
     if (folder.path == from)
-      return std::find(folder.may_include.begin(), folder.may_include.end(), to) !=
-             folder.may_include.end();
+      return std::ranges::find(folder.may_include, to) != folder.may_include.end();
   return false;
 }
 
@@ -208,11 +204,12 @@ TEST(Sources, aReversedIncludeIsSeen) {
   EXPECT_FALSE(may_include("reference/caches/sglang_oracle.cpp", "reference/layers/rope.hpp"));
   for (std::size_t i = 0; i < folders().size(); ++i)
     for (const std::string& known : folders()[i].may_include)
-      EXPECT_TRUE(std::any_of(folders().begin(), folders().end(),
-                              [&](const Folder& folder) {
-                                return folder.path == known &&
-                                       !may_include(known + "/x.hpp", folders()[i].path + "/x.hpp");
-                              }))
+      EXPECT_TRUE(std::ranges::any_of(folders(),
+                                      [&](const Folder& folder) {
+                                        return folder.path == known &&
+                                               !may_include(known + "/x.hpp",
+                                                            folders()[i].path + "/x.hpp");
+                                      }))
           << folders()[i].path << " and " << known << " know each other";
 }
 
@@ -281,7 +278,7 @@ const std::vector<Ban>& bans() {
 }
 
 bool is_allowed(const Ban& ban, const std::string& path) {
-  return std::any_of(ban.allowed.begin(), ban.allowed.end(), [&](const std::string& place) {
+  return std::ranges::any_of(ban.allowed, [&](const std::string& place) {
     return place.ends_with("/") ? in(path, place) : path == place;
   });
 }
@@ -569,7 +566,7 @@ TEST(Sources, aPathThatIsGoneIsSeen) {
 
 TEST(Sources, fitInto100Columns) {
   hold([](const Source&, const std::string& line) -> std::string {
-    const auto width = std::count_if(line.begin(), line.end(), [](char c) {
+    const auto width = std::ranges::count_if(line, [](char c) {
       return (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // not the rest of a code point
     });
     return width > 100 ? std::to_string(width) + " columns" : "";
@@ -588,7 +585,7 @@ TEST(Sources, endWithANewlineAndHeadersBeginWithAComment) {
   for (const Source& source : sources()) {
     EXPECT_TRUE(source.text.ends_with("\n") && !source.text.ends_with("\n\n")) << source.path;
     const bool is_header = source.path.ends_with(".hpp") || source.path.ends_with(".cuh");
-    const bool once = std::count(source.lines.begin(), source.lines.end(), "#pragma once") == 1;
+    const bool once = std::ranges::count(source.lines, "#pragma once") == 1;
     EXPECT_EQ(once, is_header) << source.path;
     if (is_header) {
       EXPECT_TRUE(source.text.starts_with("// ")) << source.path << ": a header says what it is";

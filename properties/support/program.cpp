@@ -111,7 +111,7 @@ std::vector<std::string> ScratchFolder::entries() const {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder_))
     names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 

@@ -1,6 +1,5 @@
 #include "properties/support/search.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -70,8 +69,8 @@ std::vector<std::string> one_defect_in_eight() {
 }
 
 std::string test_name(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
   return text;
 }
 

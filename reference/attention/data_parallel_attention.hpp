@@ -43,10 +43,10 @@ inline std::vector<std::int64_t> dp_padded(const DpStep& step) {
 inline DpPadding dp_padding(const DpStep& step) {
   if (step.all_to_all) return DpPadding::max_len;
   const std::vector<std::int64_t> padded = dp_padded(step);
-  const std::int64_t most = *std::max_element(padded.begin(), padded.end());
+  const std::int64_t most = *std::ranges::max_element(padded);
   const std::int64_t sum = std::accumulate(padded.begin(), padded.end(), std::int64_t{0});
   if (step.extend && step.ranks() > 1) {
-    const bool idle = std::count(step.tokens.begin(), step.tokens.end(), 0) > 0;
+    const bool idle = std::ranges::count(step.tokens, 0) > 0;
     return step.recurrent && idle ? DpPadding::max_len : DpPadding::sum_len;
   }
   if (!step.extend && step.fits_custom_all_reduce) return DpPadding::sum_len;
@@ -61,7 +61,7 @@ struct DpLayout {
 
 inline DpLayout dp_layout(const DpStep& step, DpPadding padding) {
   const std::vector<std::int64_t> padded = dp_padded(step);
-  const std::int64_t most = *std::max_element(padded.begin(), padded.end());
+  const std::int64_t most = *std::ranges::max_element(padded);
   DpLayout layout{{}, 0};
   for (const std::int64_t n : padded) {
     layout.begin.push_back(layout.rows);

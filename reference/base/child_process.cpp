@@ -100,10 +100,8 @@ int ChildProcess::Streams::open_log(const std::string& log) {
   for (int stream = 1; stream < 3; ++stream)
     child[stream] =
         Descriptor(::open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
-  return std::all_of(std::begin(child), std::end(child),
-                     [](const Descriptor& end) { return end.get() >= 0; })
-             ? 0
-             : errno;
+  return std::ranges::all_of(child, [](const Descriptor& end) { return end.get() >= 0; }) ? 0
+                                                                                          : errno;
 }
 
 int ChildProcess::spawn(const ChildCommand& command, const Streams& streams, pid_t& pid) {

@@ -64,7 +64,7 @@ void for_each_child(const Visit& visit) {
 }
 
 bool is_inherited(pid_t child) {
-  return std::find(inherited.begin(), inherited.end(), child) != inherited.end();
+  return std::ranges::find(inherited, child) != inherited.end();
 }
 
 /// Kills and reaps all present children; false if there was none that could be killed.
@@ -168,9 +168,8 @@ void Subreaper::end_children() {
 void Subreaper::reap_orphans() {
   if (!is_subreaper) return;
   for_each_child([](pid_t child) {
-    const bool is_noted =
-        std::any_of(groups.begin(), groups.end(),
-                    [&](const std::atomic<pid_t>& leader) { return leader == child; });
+    const bool is_noted = std::ranges::any_of(
+        groups, [&](const std::atomic<pid_t>& leader) { return leader == child; });
     if (!is_noted && !is_inherited(child)) ::waitpid(child, nullptr, WNOHANG);
   });
 }

@@ -1,8 +1,9 @@
-// Registries of named objects. A Registration at a file's foot adds one, so that a new policy is a
-// new file without an edit elsewhere.
+// Registries of named objects. A Registration at a file's foot adds its entries, so that a new
+// policy is a new file without an edit elsewhere.
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 #include <string_view>
 #include <vector>
 
@@ -18,8 +19,7 @@ class Registry {
   /// All entries sorted by name, so that the order of linking does not show.
   static std::vector<Entry> all() {
     std::vector<Entry> sorted = entries();
-    std::sort(sorted.begin(), sorted.end(),
-              [](const Entry& a, const Entry& b) { return a.name < b.name; });
+    std::ranges::sort(sorted, {}, &Entry::name);
     return sorted;
   }
 
@@ -43,7 +43,9 @@ class Registry {
 
 template <class Entry>
 struct Registration {
-  explicit Registration(Entry entry) { Registry<Entry>::add(entry); }
+  explicit Registration(std::initializer_list<Entry> entries) {
+    for (const Entry& entry : entries) Registry<Entry>::add(entry);
+  }
 };
 
 }  // namespace lockstep

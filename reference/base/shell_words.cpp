@@ -121,9 +121,9 @@ class Splitter {
 }  // namespace
 
 std::string shell_quoted(std::string_view word) {
-  const bool has_controls = std::any_of(word.begin(), word.end(), is_control);
+  const bool has_controls = std::ranges::any_of(word, is_control);
   const bool is_plain = !word.empty() && word.find("%s") == std::string_view::npos &&
-                        std::all_of(word.begin(), word.end(), needs_no_quotes);
+                        std::ranges::all_of(word, needs_no_quotes);
   if (is_plain) return std::string(word);
   const std::string open = has_controls ? "$'" : "'";
   std::string text = open;

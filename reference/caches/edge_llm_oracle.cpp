@@ -1,6 +1,5 @@
 // TensorRT-Edge-LLM's slot caches: the subject that follows their rules (edge_llm.md) literally. A
 // batch of rows instead of a tree. The answers of edge-llm and edge-llm-v0 are the same.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
@@ -39,7 +38,7 @@ class EdgeLlmOracle final : public Subject {
                       operation.verb == Verb::preempt;
     const bool stores = operation.verb == Verb::finish && operation.insert;
     if (ends && (request.drafts.empty() || !stores)) {
-      std::replace(rows_.begin(), rows_.end(), found->first, std::string());
+      std::ranges::replace(rows_, found->first, std::string());
       requests_.erase(found);
       return stores ? nothing_stored() : Reply{};
     }
@@ -79,7 +78,7 @@ class EdgeLlmOracle final : public Subject {
         operation.room != Operation::kAbsent)
       return fail("admit: no tokens, a prompt longer than they are, or external ones");
     if (std::ssize(tokens) > row_size()) return Reply::refusal(Refusal::too_long);
-    auto row = std::find(rows_.begin(), rows_.end(), std::string());
+    auto row = std::ranges::find(rows_, std::string());
     if (row == rows_.end()) {
       if (std::ssize(rows_) == config_.rows()) return Reply::refusal(Refusal::no_row);
       row = rows_.insert(row, std::string());
@@ -151,8 +150,8 @@ class EdgeLlmOracle final : public Subject {
   Result<Reply> compact(const Operation& operation) {
     const std::vector<std::int64_t>& mapping = operation.mapping;
     if (mapping.size() != rows_.size()) return fail("compact: not one number for each row");
-    const auto kept = std::count_if(rows_.begin(), rows_.end(),
-                                    [](const std::string& row) { return !row.empty(); });
+    const auto kept =
+        std::ranges::count_if(rows_, [](const std::string& row) { return !row.empty(); });
     std::vector<std::string> rows(static_cast<std::size_t>(kept));
     for (std::size_t i = 0; i < rows_.size(); ++i) {
       if (rows_[i].empty() != (mapping[i] == -1)) return fail("compact: -1 is for holes");
@@ -188,8 +187,7 @@ std::unique_ptr<Subject> make(const SubjectOptions& options) {
   return std::make_unique<EdgeLlmOracle>(options.config);
 }
 
-const Registration<OracleEntry> kEdgeLlm({"edge-llm", make});
-const Registration<OracleEntry> kEdgeLlmV0({"edge-llm-v0", make});
+const Registration<OracleEntry> kOracles{{"edge-llm", make}, {"edge-llm-v0", make}};
 
 }  // namespace
 }  // namespace lockstep::reference

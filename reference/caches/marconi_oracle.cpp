@@ -75,8 +75,7 @@ struct Path {
   Path first(std::int64_t size) const { return {salt, {tokens.begin(), tokens.begin() + size}}; }
   std::int64_t shared(const Path& other) const {
     if (salt != other.salt) return 0;
-    const auto [end, unused] =
-        std::mismatch(tokens.begin(), tokens.end(), other.tokens.begin(), other.tokens.end());
+    const auto [end, unused] = std::ranges::mismatch(tokens, other.tokens);
     return end - tokens.begin();
   }
   bool begins_with(const Path& other) const {
@@ -139,7 +138,7 @@ class MarconiCache {
     normalised(&Candidate::efficiency);
     for (Candidate& one : all) one.score = one.recency + alpha * one.efficiency;
     const Candidate& worst =
-        *std::min_element(all.begin(), all.end(), [](const Candidate& x, const Candidate& y) {
+        *std::ranges::min_element(all, [](const Candidate& x, const Candidate& y) {
           return std::tuple(x.score, x.time, x.path.size()) <
                  std::tuple(y.score, y.time, y.path.size());
         });
@@ -164,7 +163,7 @@ class MarconiCache {
     return sum;
   }
   std::int64_t locked_states() const {
-    return std::count_if(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
+    return std::ranges::count_if(nodes_, [&](const auto& entry) {
       return entry.second.has_state && is_locked(entry.first);
     });
   }
@@ -219,8 +218,7 @@ class MarconiCache {
     return count;
   }
   bool is_locked(const Path& path) const {
-    return std::any_of(locks_.begin(), locks_.end(),
-                       [&](const Path& lock) { return lock.begins_with(path); });
+    return std::ranges::any_of(locks_, [&](const Path& lock) { return lock.begins_with(path); });
   }
   std::int64_t kv_tokens() const {
     std::int64_t sum = 0;
@@ -228,8 +226,7 @@ class MarconiCache {
     return sum;
   }
   std::int64_t state_count() const {
-    return std::count_if(nodes_.begin(), nodes_.end(),
-                         [](const auto& entry) { return entry.second.has_state; });
+    return std::ranges::count_if(nodes_, [](const auto& entry) { return entry.second.has_state; });
   }
 
   /// A node where the path leaves an edge, or ends inside one.
@@ -249,8 +246,8 @@ class MarconiCache {
     const auto is_none = [&](const auto& entry) {
       return !entry.second.has_state && child_count(entry.first) < 2;
     };
-    for (auto none = std::find_if(nodes_.begin(), nodes_.end(), is_none); none != nodes_.end();
-         none = std::find_if(nodes_.begin(), nodes_.end(), is_none))
+    for (auto none = std::ranges::find_if(nodes_, is_none); none != nodes_.end();
+         none = std::ranges::find_if(nodes_, is_none))
       nodes_.erase(none);
   }
 
@@ -530,14 +527,14 @@ class MarconiOracle final : public Subject {
   std::vector<Served> served_;
 };
 
-const Registration<OracleEntry> kMarconi(
+const Registration<OracleEntry> kMarconi{
     {"marconi", [](const SubjectOptions& options) -> std::unique_ptr<Subject> {
        return std::make_unique<MarconiOracle>(options.config, false);
-     }});
-const Registration<OracleEntry> kArtifact(
+     }}};
+const Registration<OracleEntry> kArtifact{
     {"marconi-artifact", [](const SubjectOptions& options) -> std::unique_ptr<Subject> {
        return std::make_unique<MarconiOracle>(options.config, true);
-     }});
+     }}};
 
 }  // namespace
 }  // namespace lockstep::reference

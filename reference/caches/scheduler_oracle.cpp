@@ -18,10 +18,9 @@ Operation SchedulerOracle::about(Verb verb, RequestNumber number) const {
 }
 
 SchedulerStatus SchedulerOracle::status(RequestNumber request) {
-  const bool has_drafts_to_come =
-      std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
-        return requests_[number].verification < requests_[number].spec->drafts.size();
-      });
+  const bool has_drafts_to_come = std::ranges::any_of(running_, [&](RequestNumber number) {
+    return requests_[number].verification < requests_[number].spec->drafts.size();
+  });
   std::size_t waiting = 0;
   for (const auto& [priority, numbers] : queue_) waiting += numbers.size();
   return {.has_work = !queue_.empty() || !running_.empty(),
@@ -243,7 +242,7 @@ Operation SchedulerOracle::verification(RequestNumber number, Kept& kept) const 
   Operation extend = extend_by(number, 1);
   const Tokens text = text_of(spec);
   for (std::size_t draft = 1; draft <= drafts; ++draft) {
-    const auto at = std::find(way.begin(), way.end(), draft);
+    const auto at = std::ranges::find(way, draft);
     const auto depth = static_cast<std::uint32_t>(at - way.begin());
     if (at != way.end() && depth + 1 < kept.all()) {
       const std::uint32_t place = request.computed + 1 + depth;

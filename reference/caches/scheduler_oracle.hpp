@@ -5,7 +5,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "reference/caches/schedule_listener.hpp"

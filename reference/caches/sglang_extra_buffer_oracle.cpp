@@ -5,7 +5,6 @@
 //   tracking slots       mamba_ping_pong_track_buffer
 //   latest, earlier      mamba_last_track_seqlen and the one before, each with its buffer index
 //   write                mamba_next_track_idx
-#include <deque>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -167,7 +166,7 @@ std::unique_ptr<Subject> make(const SubjectOptions& options) {
   return std::make_unique<SglangExtraBufferOracle>(options.config);
 }
 
-const Registration<OracleEntry> kExtraBuffer({"sglang-extra-buffer", make});
+const Registration<OracleEntry> kExtraBuffer{{"sglang-extra-buffer", make}};
 
 }  // namespace
 }  // namespace lockstep::reference

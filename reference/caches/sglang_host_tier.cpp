@@ -141,7 +141,7 @@ bool SglangPrefixMap::drop_extensions(const Prefix& end) {
   for (Entry next = records_.upper_bound(end);
        next != records_.end() && is_prefix(end, next->first); ++next)
     extensions.push_back(next);
-  if (std::any_of(extensions.begin(), extensions.end(), is_host_locked)) return false;
+  if (std::ranges::any_of(extensions, is_host_locked)) return false;
   Evicted unreported;
   for (auto next = extensions.rbegin(); next != extensions.rend(); ++next) {
     require(!(*next)->second.on_device, "a leaf of the device has extensions on the host alone");
@@ -330,8 +330,7 @@ void SglangPrefixMap::load(const Prefix& end, StateSlot state, const LoadLocks& 
 // --- Copies -------------------------------------------------------------------------------------
 
 bool SglangPrefixMap::land(std::deque<Copy>& copies) {
-  const auto next =
-      std::find_if(copies.begin(), copies.end(), [](const Copy& copy) { return !copy.landed; });
+  const auto next = std::ranges::find_if(copies, [](const Copy& copy) { return !copy.landed; });
   if (next == copies.end()) return false;
   next->landed = true;
   return true;
@@ -481,8 +480,8 @@ std::int64_t SglangStorage::longest(const Prefix& whole, std::int64_t from) cons
   for (std::int64_t size = from + 1; size <= whole.size(); ++size) {
     const Prefix end = whole.first(size);
     const auto on_all = [&](std::set<Prefix> Rank::*kind) {
-      return std::all_of(ranks_.begin(), ranks_.end(),
-                         [&](const Rank& rank) { return (rank.*kind).contains(end); });
+      return std::ranges::all_of(ranks_,
+                                 [&](const Rank& rank) { return (rank.*kind).contains(end); });
     };
     if (!on_all(&Rank::pages)) break;
     if (on_all(&Rank::states)) longest = size - from;
@@ -593,8 +592,7 @@ const SglangPrefixMap::Write* SglangPrefixMap::end_write() {
 }
 
 std::int64_t SglangPrefixMap::ended_writes() const {
-  return std::count_if(writes_.begin(), writes_.end(),
-                       [](const Write& write) { return write.ended; });
+  return std::ranges::count_if(writes_, [](const Write& write) { return write.ended; });
 }
 
 void SglangPrefixMap::settle_write() {

@@ -751,10 +751,10 @@ std::unique_ptr<Subject> make_first(const SubjectOptions& options) {
   return std::make_unique<SglangOracle>(options.config, first);
 }
 
-const Registration<OracleEntry> kRadix({"radix", make_radix});
-const Registration<OracleEntry> kNoBuffer({"sglang-no-buffer", make_no_buffer});
-const Registration<OracleEntry> kLegacy({"sglang-legacy", make_legacy});
-const Registration<OracleEntry> kFirst({"sglang-v0", make_first});
+const Registration<OracleEntry> kOracles{{"radix", make_radix},
+                                         {"sglang-no-buffer", make_no_buffer},
+                                         {"sglang-legacy", make_legacy},
+                                         {"sglang-v0", make_first}};
 
 }  // namespace
 }  // namespace lockstep::reference

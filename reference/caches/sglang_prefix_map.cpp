@@ -50,7 +50,7 @@ std::vector<SglangPrefixMap::Entry> SglangPrefixMap::path_of(const Prefix& key) 
     if (shared(entry->first, key) == 0) break;  // nor does anything that sorts before it
     if (is_prefix(entry->first, key)) path.push_back(entry);
   }
-  std::reverse(path.begin(), path.end());
+  std::ranges::reverse(path);
   return path;
 }
 
@@ -95,7 +95,7 @@ std::int64_t SglangPrefixMap::locked_kv() const {
 }
 
 std::int64_t SglangPrefixMap::locked_states() const {
-  return std::count_if(records_.begin(), records_.end(), [](const auto& entry) {
+  return std::ranges::count_if(records_, [](const auto& entry) {
     return entry.second.state.exists() && entry.second.state_lock > 0;
   });
 }

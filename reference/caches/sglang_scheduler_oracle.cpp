@@ -47,7 +47,7 @@ class SglangSchedulerOracle final : public SchedulerOracle {
 void SglangSchedulerOracle::begin_step() {
   const std::vector<Row> last = std::exchange(last_rows_, {});
   const auto finished_prompt = [&](RequestNumber number) {
-    return std::any_of(last.begin(), last.end(), [&](const Row& row) {
+    return std::ranges::any_of(last, [&](const Row& row) {
       return row.request == number && row.chunk && row.ends_prompt;
     });
   };
@@ -166,7 +166,7 @@ bool SglangSchedulerOracle::make_room_to_decode() {
     } while (lacks_room());
     std::vector<RequestNumber> order = stay;
     for (const RequestNumber number : running_)
-      if (std::find(stay.begin(), stay.end(), number) == stay.end()) order.push_back(number);
+      if (std::ranges::find(stay, number) == stay.end()) order.push_back(number);
     running_ = order;
   }
   if (options_.page > 1) ask_for_room(options_.page * static_cast<std::int64_t>(stay.size()));

@@ -1,7 +1,6 @@
 // Sliding windows in SGLang's radix cache [1.15]: of a stored prefix the map says whether the
 // window's KV of its edge is stored as well, and of a request how many of its tokens the window has
 // left behind. That a window's KV is that of its tokens is so by definition.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>
@@ -25,7 +24,7 @@ void SglangPrefixMap::take_window(Entry entry, Evicted& evicted) {
   if (!entry->second.has_window) return;
   entry->second.has_window = false;
   evicted.window += edge_size(entry);
-  windows_.erase(std::find(windows_.begin(), windows_.end(), entry->first));
+  windows_.erase(std::ranges::find(windows_, entry->first));
   spare_window_no_more(entry);
 }
 
@@ -34,11 +33,11 @@ void SglangPrefixMap::split_window(Entry parent, Entry child) {
   parent->second.window_lock = child->second.window_lock;
   parent->second.host_window_lock = child->second.host_window_lock;
   parent->second.host_window = child->second.host_window;
-  const auto on_host = std::find(host_windows_.begin(), host_windows_.end(), child->first);
+  const auto on_host = std::ranges::find(host_windows_, child->first);
   if (on_host != host_windows_.end()) host_windows_.insert(std::next(on_host), parent->first);
   if (!child->second.has_window) return;
   parent->second.has_window = true;
-  const auto place = std::find(windows_.begin(), windows_.end(), child->first);
+  const auto place = std::ranges::find(windows_, child->first);
   windows_.insert(std::next(place), parent->first);
 }
 
@@ -47,7 +46,7 @@ void SglangPrefixMap::use_windows(const Prefix& end) {
   for (const Entry entry : path_of(end)) {
     if (!entry->second.has_window) continue;
     if (end.size() - entry->first.size() >= options_.reach + options_.page) continue;
-    windows_.erase(std::find(windows_.begin(), windows_.end(), entry->first));
+    windows_.erase(std::ranges::find(windows_, entry->first));
     windows_.push_front(entry->first);
   }
 }
@@ -171,7 +170,7 @@ void SglangPrefixMap::evict_windows(std::int64_t window, Evicted& evicted) {
 /// The stored prefixes whose edges the window before `end` covers, the longest first.
 std::vector<SglangPrefixMap::Entry> SglangPrefixMap::window_of(const Prefix& end) {
   std::vector<Entry> path = path_of(end);
-  std::reverse(path.begin(), path.end());
+  std::ranges::reverse(path);
   std::erase_if(path,
                 [&](Entry entry) { return end.size() - entry->first.size() >= options_.reach; });
   return path;
@@ -208,9 +207,8 @@ bool SglangPrefixMap::is_loading(const Prefix& end) {
   if (!has_state(end) && records_.at(end).load != 0) return true;
   if (!has_windows()) return false;
   const std::vector<Entry> window = window_of(end);
-  return std::any_of(window.begin(), window.end(), [](Entry entry) {
-    return !entry->second.has_window && entry->second.load != 0;
-  });
+  return std::ranges::any_of(
+      window, [](Entry entry) { return !entry->second.has_window && entry->second.load != 0; });
 }
 
 /// The device no longer has the window, so the host may evict its own.

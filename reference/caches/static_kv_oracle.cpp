@@ -201,10 +201,10 @@ class StaticKvOracle final : public Subject {
   std::map<std::string, Captured> captured_;
 };
 
-const Registration<OracleEntry> kStaticKvOracle(
+const Registration<OracleEntry> kStaticKvOracle{
     {"static-kv", [](const SubjectOptions& options) -> std::unique_ptr<Subject> {
        return std::make_unique<StaticKvOracle>(options.config);
-     }});
+     }}};
 
 }  // namespace
 }  // namespace lockstep::reference

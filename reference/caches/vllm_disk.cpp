@@ -88,8 +88,8 @@ bool VllmOffload::end_transfer(bool is_promotion, bool fails) {
 }
 
 bool VllmOffload::has_ended_transfers() const {
-  return std::any_of(transfers_.begin(), transfers_.end(),
-                     [](const Transfer& transfer) { return transfer.has_ended; });
+  return std::ranges::any_of(transfers_,
+                             [](const Transfer& transfer) { return transfer.has_ended; });
 }
 
 /// drain_jobs(), and what reset_cache() does before the host is emptied.
@@ -116,7 +116,7 @@ void VllmOffload::tell_disk(std::vector<Count>& numbers) const {
   std::set<Id> asking;
   for (const auto& [id, key] : wanted_) asking.insert(id);
   const auto flying = [&](bool is_promotion) {
-    return std::count_if(transfers_.begin(), transfers_.end(), [&](const Transfer& transfer) {
+    return std::ranges::count_if(transfers_, [&](const Transfer& transfer) {
       return transfer.is_promotion == is_promotion && !transfer.has_ended;
     });
   };

@@ -58,10 +58,10 @@ void VllmOffload::access(Request& request, const std::vector<Key>& keys) {
 bool VllmOffload::make_room(Count wanted, const std::vector<Key>& spared) {
   std::vector<std::tuple<std::pair<Count, Count>, Key>> candidates;
   for (const auto& [key, chunk] : chunks_)
-    if (chunk.references == 0 && std::count(spared.begin(), spared.end(), key) == 0)
+    if (chunk.references == 0 && std::ranges::count(spared, key) == 0)
       candidates.emplace_back(chunk.rank, key);
   if (static_cast<Count>(candidates.size()) < wanted) return false;
-  std::sort(candidates.begin(), candidates.end());
+  std::ranges::sort(candidates);
   for (Count i = 0; i < wanted; ++i) {
     const Key victim = std::get<1>(candidates[static_cast<std::size_t>(i)]);
     free_places_.push_back(chunks_[victim].place);
@@ -129,8 +129,8 @@ std::pair<VllmOffload::Count, bool> VllmOffload::look(Id id, const Shown& reques
 /// counts (vLLM 0.33 lets it end inside, with the state of the chunk's end).
 std::optional<VllmOffload::Count> VllmOffload::whole_chunks(Id id, const Shown& request,
                                                             Count computed) {
-  const auto states = std::find_if(groups_.begin(), groups_.end(),
-                                   [](const Group& group) { return group.holds_states; });
+  const auto states =
+      std::ranges::find_if(groups_, [](const Group& group) { return group.holds_states; });
   if (states == groups_.end()) return whole_chunks(id, request, computed, request.tokens);
   const Count unit = size_of(static_cast<int>(states - groups_.begin()));
   Count end = (request.tokens - 1) / unit * unit;
@@ -354,7 +354,7 @@ void VllmOffload::store_chunks(Id id, const std::vector<Number>& hashes,
   Copy& copy = store(id, *kept, made);
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const Key& of = offered[i / static_cast<std::size_t>(blocks_per_chunk_)];
-    if (std::count(kept->begin(), kept->end(), of) > 0) copy.fenced_later.push_back(blocks[i]);
+    if (std::ranges::count(*kept, of) > 0) copy.fenced_later.push_back(blocks[i]);
   }
 }
 
@@ -503,8 +503,7 @@ void VllmOffload::tell(std::vector<Count>& numbers) const {
     numbers.insert(numbers.end(), {key.first, key.second, chunk.references + 1, chunk.place,
                                    chunk.rank.first, -chunk.rank.second});
   const auto flying = [](const std::vector<Copy>& copies) {
-    return std::count_if(copies.begin(), copies.end(),
-                         [](const Copy& copy) { return !copy.landed; });
+    return std::ranges::count_if(copies, [](const Copy& copy) { return !copy.landed; });
   };
   numbers.insert(numbers.end(),
                  {0, static_cast<Count>(waiting_stores_.size()), flying(stores_), flying(loads_)});

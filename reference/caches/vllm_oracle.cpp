@@ -140,7 +140,7 @@ VllmOracle::Number VllmOracle::hash_at(const Request& request, Count tokens) con
 bool VllmOracle::all_have(const std::vector<int>& same, const Request& request,
                           Count tokens) const {
   if (tokens / hash_block_ > static_cast<Count>(request.hashes.size())) return false;
-  return std::all_of(same.begin(), same.end(), [&](int group) {
+  return std::ranges::all_of(same, [&](int group) {
     return holder({group, hash_at(request, tokens)}) != 0;
   });
 }
@@ -562,7 +562,7 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n, bool publ
     const bool has_none = groups_[group].kind == "mamba" || !publishes;  // nor has a load
     return has_none ? tokens : tokens + lookahead_slots_;
   };
-  const bool others_run = std::any_of(requests_.begin(), requests_.end(), [&](const auto& entry) {
+  const bool others_run = std::ranges::any_of(requests_, [&](const auto& entry) {
     const Request& other = entry.second;
     return &other != &request && !other.waits && !other.loading && !other.loaded;
   });
@@ -661,8 +661,8 @@ void VllmOracle::publish_tail(int group, Request& request, Count tokens) {
   const std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(block)].entries;
   if (is_state && !entries.empty() && entries.front().tokens == tail) return;
   const Key key{group, hash_at(request, tail)};
-  const bool known = std::any_of(entries.begin(), entries.end(),
-                                 [&](const Entry& entry) { return entry.key == key; });
+  const bool known =
+      std::ranges::any_of(entries, [&](const Entry& entry) { return entry.key == key; });
   if (!known && !entries.empty() && entries.front().tokens < tail) drop_keys(block);
   put_key(block, key, tail);
   // Attention that is known by more tokens than these was written with them.
@@ -829,8 +829,7 @@ Result<Reply> VllmOracle::load(Request& request) {
 }
 
 bool VllmOracle::any_scheduled() const {
-  return std::any_of(requests_.begin(), requests_.end(),
-                     [](const auto& entry) { return entry.second.scheduled; });
+  return std::ranges::any_of(requests_, [](const auto& entry) { return entry.second.scheduled; });
 }
 
 Result<Reply> VllmOracle::admit(const Operation& operation) {
@@ -1028,7 +1027,7 @@ Result<Reply> VllmOracle::end(const Operation& operation) {
     return Reply{};
   }
   for (Table& table : found->second.tables) {
-    std::reverse(table.columns.begin(), table.columns.end());
+    std::ranges::reverse(table.columns);
     give_back(table.columns);
   }
   requests_.erase(found);
@@ -1155,11 +1154,9 @@ void VllmOracle::end_schedule() {
   std::vector<VllmOffload::Scheduled> rows, offering;
   for (const VllmOffload::Id id : in_order_)
     if (by_id.contains(id)) rows.push_back({id, shown(*by_id[id])});
-  std::stable_sort(offers_.begin(), offers_.end(),
-                   [](const auto& a, const auto& b) { return a.group < b.group; });
+  std::ranges::stable_sort(offers_, [](const auto& a, const auto& b) { return a.group < b.group; });
   for (const VllmOffload::Offer& offer : offers_)
-    if (std::none_of(offering.begin(), offering.end(),
-                     [&](const auto& known) { return known.id == offer.id; }))
+    if (std::ranges::none_of(offering, [&](const auto& known) { return known.id == offer.id; }))
       offering.push_back({offer.id, shown(*by_id.at(offer.id))});
   if (simple_) {
     std::vector<VllmSimple::Row> shown_rows;
@@ -1308,9 +1305,8 @@ std::unique_ptr<Subject> make_all(const SubjectOptions& options) {
   return std::make_unique<VllmOracle>(options.config, VllmOracle::Mode::all);
 }
 
-const Registration<OracleEntry> kVllmAlign{{"vllm-align", make}};
-const Registration<OracleEntry> kVllmAlignRetention0{{"vllm-align-retention-0", make_sparse}};
-const Registration<OracleEntry> kVllmAll{{"vllm-all", make_all}};
+const Registration<OracleEntry> kOracles{
+    {"vllm-align", make}, {"vllm-align-retention-0", make_sparse}, {"vllm-all", make_all}};
 
 }  // namespace
 }  // namespace lockstep::reference

@@ -13,7 +13,6 @@
 // aligned to (H where they may end inside a block, else S), g the drafts, P the prompt's tokens.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>

@@ -193,7 +193,7 @@ bool VllmSchedulerOracle::allocate(RequestNumber number, Count& tokens, Count sp
 }
 
 RequestNumber VllmSchedulerOracle::least_urgent() const {
-  return *std::min_element(running_.begin(), running_.end(), [&](auto a, auto b) {
+  return *std::ranges::min_element(running_, [&](auto a, auto b) {
     const Request& one = requests_.at(a);
     const Request& other = requests_.at(b);
     return std::tuple(one.spec->priority, -one.arrival) <

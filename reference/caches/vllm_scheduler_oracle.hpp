@@ -16,7 +16,6 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "reference/caches/schedule_listener.hpp"

@@ -99,8 +99,8 @@ std::optional<VllmSimple::Number> VllmSimple::tail(const Shown& request) const {
   const Number last = columns[static_cast<std::size_t>(end / block)];
   const Key key{group, request.hashes.at(static_cast<std::size_t>(end / config_.hash_block - 1))};
   const std::vector<Entry>& entries = device_.block(last).entries;
-  const bool has_it = std::any_of(entries.begin(), entries.end(),
-                                  [&](const Entry& entry) { return entry.key == key; });
+  const bool has_it =
+      std::ranges::any_of(entries, [&](const Entry& entry) { return entry.key == key; });
   if (!has_it || busy_.contains(last) || holder(key) != 0) return {};
   return last;
 }
@@ -113,7 +113,7 @@ std::vector<VllmSimple::Number> VllmSimple::next_evicted() {
     target += group.holds_states ? 2 : ceiling(config_.step_tokens, group.block);
   target *= 2;
   const std::vector<Number>& free = device_.queue();
-  const auto seen = std::find(free.begin(), free.end(), last_seen_);
+  const auto seen = std::ranges::find(free, last_seen_);
   if (seen == free.end()) last_seen_ = 0;
   std::vector<Number> chosen;
   for (auto at = seen == free.end() ? free.begin() : seen + 1; at != free.end(); ++at, --target) {
@@ -131,8 +131,7 @@ void VllmSimple::finish(Id id, const Shown& request) {
   std::vector<Number> chosen = confirmed(request, request.computed, found->second);
   passed_.erase(found);
   const std::optional<Number> last = tail(request);
-  if (last && std::find(chosen.begin(), chosen.end(), *last) == chosen.end() &&
-      chosen.size() < queue().size())
+  if (last && std::ranges::find(chosen, *last) == chosen.end() && chosen.size() < queue().size())
     chosen.push_back(*last);
   store(chosen, of_ended_);
 }
@@ -148,8 +147,7 @@ void VllmSimple::build(const std::vector<Row>& rows,
   if (config_.is_lazy) store(next_evicted(), of_step_);
   std::vector<Id> offering;
   for (const VllmOffload::Offer& offer : offers)
-    if (std::find(offering.begin(), offering.end(), offer.id) == offering.end())
-      offering.push_back(offer.id);
+    if (std::ranges::find(offering, offer.id) == offering.end()) offering.push_back(offer.id);
   for (const Id id : offering)
     for (const VllmOffload::Offer& offer : offers)
       if (offer.id == id && passed_.contains(id) && lacks(offer.block) && !queue().empty())
@@ -224,9 +222,8 @@ void VllmSimple::tell(std::vector<Count>& numbers) const {
   VllmPool::tell(numbers);
   numbers.push_back(last_seen_);
   for (const bool is_load : {false, true})
-    numbers.push_back(std::count_if(batches_.begin(), batches_.end(), [&](const Batch& batch) {
-      return batch.is_load == is_load && !batch.landed;
-    }));
+    numbers.push_back(std::ranges::count_if(
+        batches_, [&](const Batch& batch) { return batch.is_load == is_load && !batch.landed; }));
 }
 
 }  // namespace lockstep::reference

@@ -11,7 +11,6 @@
 //   Batch       TransferMeta, LoadRequestState    copies that a step starts in one direction
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>

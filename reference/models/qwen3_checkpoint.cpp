@@ -1,6 +1,5 @@
 #include "reference/models/qwen3_checkpoint.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 

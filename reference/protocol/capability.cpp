@@ -41,8 +41,8 @@ std::optional<Capabilities> capabilities_of_words(std::string_view field, std::s
   EnumSet<std::size_t> seen;
   while (!list.empty()) {
     const std::size_t comma = std::min(list.find(','), list.size());
-    const auto* const word = std::find_if(
-        std::begin(kCapabilityWords), std::end(kCapabilityWords), [&](const CapabilityWord& known) {
+    const auto* const word =
+        std::ranges::find_if(kCapabilityWords, [&](const CapabilityWord& known) {
           return known.field == field && known.word == list.substr(0, comma);
         });
     const auto index = static_cast<std::size_t>(word - std::begin(kCapabilityWords));

@@ -68,8 +68,7 @@ const std::array kFields{
 };
 
 const Field* find_field(std::string_view name) {
-  const auto* const field =
-      std::find_if(kFields.begin(), kFields.end(), [&](const Field& f) { return f.name == name; });
+  const auto* const field = std::ranges::find(kFields, name, &Field::name);
   return field == kFields.end() ? nullptr : field;
 }
 
@@ -81,8 +80,7 @@ const ConfigOption& option_of(std::string_view name) {
 
 /// A blank would break a child's greeting.
 bool holds_blank(std::string_view value) {
-  return std::any_of(value.begin(), value.end(),
-                     [](char c) { return static_cast<unsigned char>(c) <= 0x20; });
+  return std::ranges::any_of(value, [](char c) { return static_cast<unsigned char>(c) <= 0x20; });
 }
 
 std::string value_text(const Config& config, const Field& field) {
@@ -247,7 +245,7 @@ std::vector<std::pair<std::string, std::string>> Config::fields() const {
   for (const Field& field : kFields) all.emplace_back(field.name, value_text(*this, field));
   for (const ConfigOption& option : Registry<ConfigOption>::all())
     all.emplace_back(option.name, text(option.name));
-  std::sort(all.begin(), all.end());
+  std::ranges::sort(all);
   return all;
 }
 
@@ -290,7 +288,7 @@ std::vector<std::string> Config::changed() const {
   for (const Field& field : kFields)
     if (value_text(*this, field) != value_text(defaults, field)) fields.emplace_back(field.name);
   for (const auto& [name, value] : options) fields.push_back(name);
-  std::sort(fields.begin(), fields.end());
+  std::ranges::sort(fields);
   return fields;
 }
 

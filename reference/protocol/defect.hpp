@@ -25,7 +25,7 @@ struct DefectEntry {
 class Defect {
  public:
   Defect(std::string_view name, std::string_view sentence, std::string_view needs = {})
-      : registration_({name, sentence, this, needs}) {}
+      : registration_{{name, sentence, this, needs}} {}
   virtual ~Defect() = default;
   Defect(const Defect&) = delete;
   Defect& operator=(const Defect&) = delete;

@@ -12,20 +12,18 @@ namespace {
 
 constexpr std::string_view kKvField = "host_kv", kStatesField = "host_states", kDiskField = "disk";
 
-const Registration<ConfigOption> kKv{
-    {.name = kKvField, .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}}};
-const Registration<HostTierField> kKvTier{{kKvField}};
-const Registration<ConfigOption> kStates{
-    {.name = kStatesField, .otherwise = "0", .number = {{0, std::int64_t{1} << 24}}}};
-const Registration<ConfigOption> kDisk{
+const Registration<ConfigOption> kOptions{
+    {.name = kKvField, .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}},
+    {.name = kStatesField, .otherwise = "0", .number = {{0, std::int64_t{1} << 24}}},
     {.name = kDiskField, .otherwise = "0", .number = {{0, 1}}, .for_children = true}};
+const Registration<HostTierField> kKvTier{{kKvField}};
 
 }  // namespace
 
 bool has_host_tier(const Config& config) {
   const std::vector<HostTierField> tiers = Registry<HostTierField>::all();
-  return std::any_of(tiers.begin(), tiers.end(),
-                     [&](const HostTierField& tier) { return config.number(tier.name) != 0; });
+  return std::ranges::any_of(
+      tiers, [&](const HostTierField& tier) { return config.number(tier.name) != 0; });
 }
 
 bool has_disk(const Config& config) {
@@ -35,8 +33,8 @@ bool has_disk(const Config& config) {
 bool takes_host_tier(const ConfigFields& fields) {
   const std::vector<HostTierField> tiers = Registry<HostTierField>::all();
   return fields.contains(kStatesField) ||
-         std::any_of(tiers.begin(), tiers.end(),
-                     [&](const HostTierField& tier) { return fields.contains(tier.name); });
+         std::ranges::any_of(tiers,
+                             [&](const HostTierField& tier) { return fields.contains(tier.name); });
 }
 
 bool names_disk(const Operation& operation) {

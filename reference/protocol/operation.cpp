@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <charconv>
 #include <limits>
 #include <span>
 #include <variant>
@@ -244,7 +242,7 @@ static_assert(std::size(kReplyFields) == kReplyFieldCount);
 constexpr std::array<ReplyField, kReplyFieldCount> kPrinted = [] {
   std::array<ReplyField, kReplyFieldCount> sorted{};
   for (std::size_t i = 0; i < kReplyFieldCount; ++i) sorted[i] = static_cast<ReplyField>(i);
-  std::sort(sorted.begin(), sorted.end(), [](ReplyField a, ReplyField b) {
+  std::ranges::sort(sorted, [](ReplyField a, ReplyField b) {
     return kReplyFields[static_cast<std::size_t>(a)] < kReplyFields[static_cast<std::size_t>(b)];
   });
   return sorted;
@@ -361,8 +359,7 @@ bool asks_for(const Operation& operation, const FieldRow& row) {
 }
 
 const VerbRow* find_verb(std::string_view name) {
-  const auto* const found = std::find_if(std::begin(kVerbs), std::end(kVerbs),
-                                         [&](const VerbRow& row) { return row.name == name; });
+  const auto* const found = std::ranges::find(kVerbs, name, &VerbRow::name);
   return found == std::end(kVerbs) ? nullptr : found;
 }
 
@@ -482,7 +479,7 @@ std::vector<FieldName> answer_fields_of(Verb verb) {
 bool may_answer(Verb verb, ReplyField field) {
   if (field == ReplyField::evicted_kv || field == ReplyField::evicted_states) return true;
   const std::span<const ReplyField> known = kVerbs[static_cast<std::size_t>(verb)].reply;
-  return std::find(known.begin(), known.end(), field) != known.end();
+  return std::ranges::find(known, field) != known.end();
 }
 
 bool Reply::operator==(const Reply& other) const {
@@ -607,8 +604,7 @@ Result<Operation> parse_operation(const Line& line) {
   const bool is_load =
       operation.verb == Verb::extend && line.find("n") == "0" && line.find("async") == "1";
   for (const auto& [key, value] : line.fields) {
-    const auto field = std::find_if(row->fields.begin(), row->fields.end(),
-                                    [&, name = key](const FieldRow& f) { return f.name == name; });
+    const auto field = std::ranges::find(row->fields, key, &FieldRow::name);
     if (field == row->fields.end())
       return fail(fmt::format("{} has no field `{}`{}", row->name, key.substr(0, 60),
                               but_near(key, names_in(row->fields))));

@@ -127,9 +127,7 @@ struct TokenStorage {
 
   std::size_t run_at(std::uint32_t position) const {
     if (runs.size() == 1) return 0;
-    const auto after =
-        std::upper_bound(runs.begin(), runs.end(), position,
-                         [](std::uint32_t at, const TokenRun& run) { return at < run.begin; });
+    const auto after = std::ranges::upper_bound(runs, position, {}, &TokenRun::begin);
     return static_cast<std::size_t>(after - runs.begin()) - 1;
   }
   std::uint32_t run_end(std::size_t run) const {
@@ -534,8 +532,7 @@ Result<Tokens> parse_ids(std::string_view term) {
 
 Result<Tokens> parse_slice(std::string_view term) {
   const std::size_t letters = static_cast<std::size_t>(
-      std::find_if(term.begin(), term.end(), [](char c) { return c < 'a' || c > 'z'; }) -
-      term.begin());
+      std::ranges::find_if(term, [](char c) { return c < 'a' || c > 'z'; }) - term.begin());
   if (letters == 0)
     return fail(fmt::format("token term `{}` starts with neither a document's name (a-z) nor `[`",
                             term.substr(0, 60)));

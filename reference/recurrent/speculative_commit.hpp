@@ -11,7 +11,6 @@
 //   accepted     num_accepted_tokens           accepted drafts + 1
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <vector>

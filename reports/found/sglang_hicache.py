@@ -4,8 +4,6 @@ stands for; a cleared slot is 0. Copies are done at once: those to the host are 
 lists of free slots, and a load writes the state that the host has.
 """
 
-import types
-
 import torch
 
 import sglang.srt.managers.cache_controller as controllers
@@ -14,49 +12,20 @@ import sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller as hybrid
 import sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler as assembler
 import sglang.srt.mem_cache.pool_host.base as host_base
 import sglang.srt.runtime_context as runtime
+import sglang_scheduler
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InitLoadBackParams, InsertParams
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.hicache_storage import PoolName
-from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang_scheduler import bag, pool_of, states_of, tree_parameters
 
-bag = types.SimpleNamespace
 FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
 
-# --- The configuration, as far as these classes read it: no_buffer, write_through ----------------
-mamba = bag(
-    enable_mamba_extra_buffer=False,
-    enable_mamba_extra_buffer_lazy=False,
-    mamba_track_interval=256,
-    mamba_max_states_per_path=-1,
-    enable_int8_mamba_checkpoint=False,
-)
-runtime._CONTEXT._config_bags = {
-    "exec": bag(mamba=mamba, features=bag(enable_encoder_swa_bounded_replay=False)),
-    "serving": bag(strip_thinking_cache=False, weight_version=None),
-    "spec": bag(speculative_algorithm=None),
-    "disagg": bag(
-        disaggregation_mode="null",
-        disaggregation_decode_enable_offload_kvcache=False,
-        disaggregation_decode_retraction_backup="none",
-    ),
-    "memory": bag(
-        enable_hisparse=False,
-        hicache_host_memory_mode="cache",
-        hicache_ratio=1,
-        radix_eviction_policy="lru",
-    ),
-    "observability": bag(enable_metrics=False),
-}
-runtime._CONTEXT._server_args = bag(_mamba_cache_chunk_size=64)
-runtime.get_parallel()._stamp.update(dcp_enabled=False, attn_dcp_size=1, attn_dcp_rank=0, tp_rank=0)
-Req.is_dllm = lambda self: False
-Req.init_diffusion_llm = lambda self, config: setattr(self, "dllm_config", config)
+sglang_scheduler.configure(extra_buffer=False)
 UnifiedRadixCache._all_reduce = lambda *_: None  # one rank
 
 
@@ -94,19 +63,9 @@ class Host(host_base.HostKVCache):
     def __init__(self, size):
         self.slots, self.states = size, torch.zeros(size)
         super().__init__(
-            dtype=torch.float32,
-            device_capacity_tokens=0,
-            size_per_token=4,
-            start_layer=0,
-            end_layer=1,
-            host_to_device_ratio=1,
-            host_size=0,
-            page_size=1,
-            layout="layer_first",
-            pin_memory=False,
-            device="cpu",
-            host_token_capacity=size,
-        )
+            dtype=torch.float32, device_capacity_tokens=0, size_per_token=4, start_layer=0, end_layer=1,
+            host_to_device_ratio=1, host_size=0, page_size=1, layout="layer_first", pin_memory=False,
+            device="cpu", host_token_capacity=size)
 
     init_kv_buffer = lambda self: torch.zeros(self.slots)
     get_size_per_token = lambda self: 4
@@ -117,113 +76,55 @@ controllers.device_module = bag(Event=Event, current_stream=lambda: bag(wait_eve
 controllers.L2TransferEngine = Engine
 controllers.HiCacheController.move_indices = lambda self, host, device: (host, device)
 
+
+def with_host(parameters, memory, hosts, policy="write_through", more=lambda _: ()):
+    """The tree of these parameters, and the controller of its copies. more(tree) has pools of the host beside those of KV
+    and states."""
+    tree = UnifiedRadixCache(parameters)
+    entry = lambda **named: assembler.build_pool_entry(transfer_layer_id_max=2, **named)
+    group = HostPoolGroup([
+        entry(name=PoolName.KV, host_pool=hosts[FULL], device_pool=memory, layer_mapping={0: 0}, is_anchor=True),
+        entry(name=PoolName.MAMBA, host_pool=hosts[MAMBA], device_pool=pool.mamba_pool, layer_mapping={1: 0},
+              host_evict_fn=lambda n: tree.evict_host(n, MAMBA),
+              device_evict_fn=lambda n: assembler._evict_mamba_for_device_alloc(tree, n),
+              device_alloc_fn=slots.alloc, device_free_fn=slots.free),
+        *(entry(**named) for named in more(tree))])
+    control = hybrid.HybridCacheController(
+        parameters.token_to_kv_pool_allocator, group, 1, None, load_cache_event=None, write_policy=policy,
+        io_backend="direct", transfer_layer_id_max=2)
+    built = assembler.StackBuildResult(host_pool_group=group, cache_controller=control, component_host_pools=hosts,
+                                       register_req_to_token_counter=False)
+    assembler._apply_stack_result(tree, memory, parameters, built)
+    tree.tree_core.set_hicache_enabled()
+    tree.write_through_threshold, tree.load_back_threshold = 1, 10
+    tree.is_write_back = policy == "write_back"
+    return tree, control
+
+
 # --- SGLang's pools and tree: one layer, four state slots ----------------------------------------
-shape = bag(conv=[(1, 1)], temporal=(1, 1, 1), num_k_heads_per_tp=1)
-pool = HybridReqToTokenPool(
-    size=4,
-    mamba_size=4,
-    mamba_spec_state_size=0,
-    max_context_len=2048,
-    device="cpu",
-    enable_memory_saver=False,
-    cache_params=bag(
-        shape=shape, dtype=bag(conv=torch.float32, temporal=torch.float32), layers=[1], is_kda=False
-    ),
-    mamba_layer_ids=[1],
-    enable_mamba_extra_buffer=False,
-    enable_overlap_schedule=False,
-)
-state, slots = pool.mamba_pool.mamba_cache.temporal[0, :, 0, 0, 0], pool.mamba_allocator
-memory = bag(
-    device="cpu",
-    page_size=1,
-    dtype=torch.float32,
-    layer_num=1,
-    layer_transfer_counter=None,
-    register_layer_transfer_counter=lambda _: None,
-)
+pool = pool_of(4, 1)
+state, slots = states_of(pool), pool.mamba_allocator
+memory = bag(device="cpu", page_size=1, dtype=torch.float32, layer_num=1, layer_transfer_counter=None,
+             register_layer_transfer_counter=lambda _: None)
 kv = TokenToKVPoolAllocator(2048, torch.float32, "cpu", memory, False)
-parameters = CacheInitParams(
-    disable=False,
-    req_to_token_pool=pool,
-    token_to_kv_pool_allocator=kv,
-    page_size=1,
-    enable_mamba_extra_buffer=False,
-    tree_components=(FULL, MAMBA),
-    tree_core_backend="python",
-)
-tree = UnifiedRadixCache(parameters)
 with host_base.host_memory_budget_scope(1 << 30):
     hosts = {FULL: Host(2048), MAMBA: Host(16)}
-entry = lambda **named: assembler.build_pool_entry(transfer_layer_id_max=2, **named)
-group = HostPoolGroup(
-    [
-        entry(
-            name=PoolName.KV,
-            host_pool=hosts[FULL],
-            device_pool=memory,
-            layer_mapping={0: 0},
-            is_anchor=True,
-        ),
-        entry(
-            name=PoolName.MAMBA,
-            host_pool=hosts[MAMBA],
-            device_pool=pool.mamba_pool,
-            layer_mapping={1: 0},
-            host_evict_fn=lambda n: tree.evict_host(n, MAMBA),
-            device_evict_fn=lambda n: assembler._evict_mamba_for_device_alloc(tree, n),
-            device_alloc_fn=slots.alloc,
-            device_free_fn=slots.free,
-        ),
-    ]
-)
-control = hybrid.HybridCacheController(
-    kv,
-    group,
-    1,
-    None,
-    load_cache_event=None,
-    write_policy="write_through",
-    io_backend="direct",
-    transfer_layer_id_max=2,
-)
-built = assembler.StackBuildResult(
-    host_pool_group=group,
-    cache_controller=control,
-    component_host_pools=hosts,
-    register_req_to_token_counter=False,
-)
-assembler._apply_stack_result(tree, memory, parameters, built)
-tree.tree_core.set_hicache_enabled()
-tree.write_through_threshold, tree.is_write_back, tree.load_back_threshold = 1, False, 10
-
-sampling = bag(
-    max_new_tokens=8,
-    ignore_eos=False,
-    custom_params=None,
-    stop_strs=[],
-    stop_regex_strs=[],
-    stop_token_ids=None,
-)
+tree, control = with_host(tree_parameters(pool, kv), memory, hosts)
+sampling = sglang_scheduler.sampling(8)
 
 
 def store(tokens, size):
     """A request has finished with its first tokens, and they are backed up."""
     slot = slots.alloc(1)
     state[slot] = size
-    tree.insert(
-        InsertParams(key=RadixKey(tokens[:size], None), value=kv.alloc(size), mamba_value=slot)
-    )
+    tree.insert(InsertParams(key=RadixKey(tokens[:size], None), value=kv.alloc(size), mamba_value=slot))
     tree.flush_pending_backups()
     tree.check_hicache_events()
 
 
 def load(req):
-    return tree.init_load_back(
-        InitLoadBackParams(
-            best_match_node=req.best_match_node, host_hit_length=req.host_hit_length, req=req
-        )
-    )
+    return tree.init_load_back(InitLoadBackParams(
+        best_match_node=req.best_match_node, host_hit_length=req.host_hit_length, req=req))
 
 
 def prefilled_from(req):

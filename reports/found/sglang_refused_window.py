@@ -19,8 +19,7 @@ from sglang_hicache_windows import store, windowed
 
 ASSERTION = "--assertion" in sys.argv
 tree, kv, hosts = (
-    windowed(host_windows=10, policy="write_back") if ASSERTION else windowed(host_windows=100)
-)
+    windowed(host_windows=10, policy="write_back") if ASSERTION else windowed(host_windows=100))
 windows = kv.swa_attn_allocator
 
 # --- 20 tokens with a state, in two nodes; the first one's window leaves the device ---------------

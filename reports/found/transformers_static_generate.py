@@ -12,19 +12,11 @@ from transformers.integrations.executorch import TorchExportableModuleWithStatic
 
 torch.manual_seed(0)
 config = Qwen3Config(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=16,
-    initializer_range=0.5,
-)
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=16, initializer_range=0.5)
 model = Qwen3ForCausalLM(config).eval()
 model.generation_config.update(
-    use_cache=True, cache_implementation="static", eos_token_id=None, pad_token_id=0
-)
+    use_cache=True, cache_implementation="static", eos_token_id=None, pad_token_id=0)
 prompt = torch.tensor([[5, 17, 42]])
 words = {"input_ids": torch.ones(1, 1).long(), "cache_position": torch.zeros(1).long()}
 with torch.no_grad():

@@ -11,8 +11,7 @@ from vllm_blocks import Blocks, attention, mamba
 
 BLOCK, MODULES, STEP = 16, 3, 8
 blocks = Blocks(
-    40, [attention(BLOCK), mamba(BLOCK, drafts=3)], hash_block=4, drop=True, modules=MODULES
-)
+    40, [attention(BLOCK), mamba(BLOCK, drafts=3)], hash_block=4, drop=True, modules=MODULES)
 seen = {}  # by each Mamba block's state: how many tokens
 
 

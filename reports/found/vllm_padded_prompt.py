@@ -16,8 +16,7 @@ def add(name, tokens):
     core.add_request(
         Request(
             name, tokens, SamplingParams(max_tokens=9), None, arrival_time=0.0, block_hasher=hasher(4, 1)
-        )
-    )
+        ))
 
 
 add("decodes", list(range(9)))

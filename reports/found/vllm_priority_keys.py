@@ -15,14 +15,8 @@ core = scheduler(9, [attention(4)], budget=12, policy="priority", must_fit=False
 def request(name, tokens, priority):
     parameters = SamplingParams(max_tokens=50)
     return Request(
-        name,
-        list(tokens),
-        parameters,
-        None,
-        arrival_time=float(priority),
-        block_hasher=hasher(4),
-        priority=priority,
-    )
+        name, list(tokens), parameters, None, arrival_time=float(priority), block_hasher=hasher(4),
+        priority=priority)
 
 
 low, high = request("low", range(100, 140), 5), request("high", range(200, 204), 0)

@@ -39,12 +39,9 @@ def builder():
         metadata_cls=BaseMambaAttentionMetadata,
         kv_cache_spec=mamba(BLOCK),
         vllm_config=bag(
-            "speculative_config",
-            cache_config=bag(mamba_cache_mode="align"),
-            scheduler_config=bag(async_scheduling=False),
-        ),
-        _update_metadata_for_cudagraph_capture=lambda metadata: metadata,
-    )
+            "speculative_config", cache_config=bag(mamba_cache_mode="align"),
+            scheduler_config=bag(async_scheduling=False)),
+        _update_metadata_for_cudagraph_capture=lambda metadata: metadata)
     return made
 
 
@@ -54,8 +51,7 @@ class Server:
     def __init__(self):
         self.core = scheduler(BLOCKS, [attention(BLOCK), mamba(BLOCK)], budget=64)
         self.batch = InputBatch(
-            4, LENGTH, LENGTH, torch.device("cpu"), 1000, [BLOCK] * 2, [LENGTH // BLOCK] * 2, use_replayssm=True
-        )
+            4, LENGTH, LENGTH, torch.device("cpu"), 1000, [BLOCK] * 2, [LENGTH // BLOCK] * 2, use_replayssm=True)
         self.worker, self.builder = worker(self.batch), builder()
         self.seen = {}  # by request: tokens that its state has seen
         self.wrong = []
@@ -63,8 +59,7 @@ class Server:
     def add(self, name, tokens, resumable=False):
         parameters = SamplingParams(max_tokens=64, stop_token_ids=[STOP])
         self.core.add_request(
-            Request(name, list(tokens), parameters, None, block_hasher=hasher(BLOCK), resumable=resumable)
-        )
+            Request(name, list(tokens), parameters, None, block_hasher=hasher(BLOCK), resumable=resumable))
 
     def step(self, **sampled):
         output = self.core.schedule()
@@ -78,9 +73,7 @@ class Server:
         results = [[sampled.get(name, 7)] for name in ids]
         for name, result in zip(ids, results):
             self.worker.requests[name].output_token_ids.extend(result)
-        self.core.update_from_output(
-            output, ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, results)
-        )
+        self.core.update_from_output(output, ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, results))
 
     def row(self, name, count):
         place = self.batch.req_id_to_index[name]
@@ -100,20 +93,12 @@ class Server:
         ends = torch.tensor([0, count])
         return self.builder._compute_common_metadata(
             CommonAttentionMetadata(
-                query_start_loc=ends,
-                query_start_loc_cpu=ends,
-                seq_lens=torch.tensor([begin + count]),
-                num_reqs=1,
-                num_actual_tokens=count,
-                max_query_len=count,
-                max_seq_len=begin + count,
-                block_table_tensor=torch.ones(1, LENGTH // BLOCK, dtype=torch.int32),
-                slot_mapping=torch.zeros(count),
+                query_start_loc=ends, query_start_loc_cpu=ends, seq_lens=torch.tensor([begin + count]), num_reqs=1,
+                num_actual_tokens=count, max_query_len=count, max_seq_len=begin + count,
+                block_table_tensor=torch.ones(1, LENGTH // BLOCK, dtype=torch.int32), slot_mapping=torch.zeros(count),
                 is_prefilling=torch.tensor([begin < int(self.batch.num_prompt_tokens[place])]),
                 seq_lens_cpu_upper_bound=torch.tensor([begin + count], dtype=torch.int32),
-                replayssm_decode_base_cpu=self.batch.replayssm_decode_base_cpu_tensor[place : place + 1],
-            )
-        )
+                replayssm_decode_base_cpu=self.batch.replayssm_decode_base_cpu_tensor[place : place + 1]))
 
 
 def paused():

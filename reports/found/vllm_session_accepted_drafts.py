@@ -51,16 +51,13 @@ class Session:
         self.buffers = mamba_utils.MambaCopyBuffers.create(4, self.groups, self.copies, Buffer)
         columns = LENGTH // BLOCK + DRAFTS
         self.batch = gpu_input_batch.InputBatch(
-            4, LENGTH, LENGTH, torch.device("cpu"), 1000, [BLOCK] * 2, [columns] * 2
-        )
+            4, LENGTH, LENGTH, torch.device("cpu"), 1000, [BLOCK] * 2, [columns] * 2)
         self.worker = worker(self.batch)
         self.columns = {}
 
     def turn(self, tokens):
         parameters = SamplingParams(max_tokens=64, stop_token_ids=[STOP])
-        self.core.add_request(
-            Request("s", list(tokens), parameters, None, block_hasher=hasher(BLOCK), resumable=True)
-        )
+        self.core.add_request(Request("s", list(tokens), parameters, None, block_hasher=hasher(BLOCK), resumable=True))
 
     def step(self, sampled, drafts=()):
         """One step with this result, then these drafts. Returns the tokens computed before it, and those
@@ -72,16 +69,8 @@ class Session:
         request = self.worker.requests["s"]
         begin = request.num_computed_tokens
         mamba_utils.preprocess_mamba(
-            output,
-            self.groups,
-            bag(enable_prefix_caching=True),
-            self.columns,
-            self.batch,
-            self.worker.requests,
-            self.layers,
-            self.copies,
-            self.buffers,
-        )
+            output, self.groups, bag(enable_prefix_caching=True), self.columns, self.batch, self.worker.requests,
+            self.layers, self.copies, self.buffers)
         # The forward. A verification reads the state that num_accepted_tokens chooses, another row the
         # first one; a verification leaves a state after each of its tokens, another row one.
         table, column = request.block_ids[1], self.columns["s"]
@@ -111,8 +100,7 @@ wrong = []
 for title, prompt, last, tokens in (
     ("the last verification keeps no draft", 3, [STOP], 4),
     ("the last verification keeps both drafts", 3, [8, 9, STOP], 4),
-    ("it keeps one and ends at a block's end, and the next turn is long", 11, [8, STOP], 40),
-):
+    ("it keeps one and ends at a block's end, and the next turn is long", 11, [8, STOP], 40)):
     print(title)
     session = Session()
     session.turn(range(100, 100 + prompt))

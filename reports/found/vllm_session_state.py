@@ -21,9 +21,7 @@ states = core.kv_cache_manager.coordinator.single_type_managers[1]
 def turn(tokens):
     """Input of the session; its answer ends with the token STOP."""
     parameters = SamplingParams(max_tokens=64, stop_token_ids=[STOP])
-    core.add_request(
-        Request("session", list(tokens), parameters, None, block_hasher=hasher(BLOCK), resumable=True)
-    )
+    core.add_request(Request("session", list(tokens), parameters, None, block_hasher=hasher(BLOCK), resumable=True))
 
 
 def step(sampled, proposed=()):

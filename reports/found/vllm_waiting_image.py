@@ -40,8 +40,7 @@ def request(name, first, size, outputs, images=()):
         mm_features=[
             MultiModalFeatureSpec(None, "image", f"{at}", PlaceholderRange(at, length))
             for at, length in images
-        ],
-    )
+        ])
 
 
 chat = request("chat", 100, 4, 50)

@@ -58,8 +58,7 @@ class EdgeLlmAuditor final : public Auditor {
                     fmt::format("{} has slot {}, which is not its own", name, slot),
                     "a slot of its own", std::to_string(slot));
     taken[slot] = true;
-    const auto found = std::find_if(policy_.requests().begin(), policy_.requests().end(),
-                                    [&](const RowRequest& request) { return request.id == id; });
+    const auto found = std::ranges::find(policy_.requests(), id, &RowRequest::id);
     if (found == policy_.requests().end())
       return report(FindingKind::size_accounting, fmt::format("{} is nobody's", name), "a request",
                     "none");

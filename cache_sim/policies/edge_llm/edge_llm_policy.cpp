@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "reference/base/mark.hpp"
-#include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -84,9 +83,7 @@ void EdgeLlmPolicy::clear_slot(std::uint32_t slot) {
 Reply EdgeLlmPolicy::begin_row(std::uint32_t row) {
   slots_.resize(rows_.size());
   const auto slot = static_cast<std::uint32_t>(
-      rules_.moves_rows
-          ? row
-          : std::find(slot_taken_.begin(), slot_taken_.end(), false) - slot_taken_.begin());
+      rules_.moves_rows ? row : std::ranges::find(slot_taken_, false) - slot_taken_.begin());
   if (!rules_.moves_rows) slot_taken_[slot] = true;
   slots_[row] = slot;
   lengths_[row] = 0;
@@ -333,8 +330,8 @@ PolicyEntry entry(std::string_view name, std::string_view summary,
 }
 
 // mamba,attention,mamba: by their absolute index; or a file whose layers these are.
-const Registration<ConfigOption> kLayers{{.name = "layers", .otherwise = ""}};
-const Registration<ConfigOption> kModelConfig{{.name = "model_config", .otherwise = ""}};
+const Registration<ConfigOption> kOptions{{.name = "layers", .otherwise = ""},
+                                          {.name = "model_config", .otherwise = ""}};
 
 const Registration<PolicyEntry> kEdgeLlm{
     entry("edge-llm", "TensorRT-Edge-LLM's batch of rows, state indices and replay", make<false>)};

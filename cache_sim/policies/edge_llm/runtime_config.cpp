@@ -137,7 +137,7 @@ Result<HybridLayers> layers_of(Reader& reader) {
 Result<RuntimeConfig> parse_runtime_config(const Json& document) {
   if (!document.is_object()) return fail("it is not an object");
   for (const auto& [field, value] : document.items())
-    if (std::find(kFields.begin(), kFields.end(), field) == kFields.end())
+    if (std::ranges::find(kFields, field) == kFields.end())
       return fail(fmt::format("field {}: nobody knows it", field.substr(0, 60)));
   if (!document.contains("model_type")) return fail("field model_type: it is missing");
   if (document["model_type"] != "hybrid_mamba")

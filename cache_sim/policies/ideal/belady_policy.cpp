@@ -18,7 +18,7 @@ void Belady::serve(const IdealRequest& request) {
 void Belady::path_to(PrefixTrie::Index node) {
   path_.clear();
   for (; node != PrefixTrie::kRoot; node = trie_.node(node).parent) path_.push_back(node);
-  std::reverse(path_.begin(), path_.end());
+  std::ranges::reverse(path_);
 }
 
 Belady::Kept Belady::key_of(PrefixTrie::Index node) const {

@@ -42,7 +42,7 @@ template <class LastState>
 std::int64_t dead_tokens(const PrefixTrie& trie, LastState last_state) {
   std::vector<PrefixTrie::Index> deepest_first(trie.node_count());
   std::iota(deepest_first.begin(), deepest_first.end(), 0);
-  std::sort(deepest_first.begin(), deepest_first.end(), [&](auto a, auto b) {
+  std::ranges::sort(deepest_first, [&](auto a, auto b) {
     return std::pair(trie.node(a).end, a) > std::pair(trie.node(b).end, b);
   });
   std::vector<bool> alive_below(trie.node_count());
@@ -80,9 +80,8 @@ class StateAtEnd final : public IdealPolicy {
 
   PolicyMeasures finish() override {
     measures_.states_admitted = measures_.states;
-    measures_.states_never_hit = std::count_if(marks_.begin(), marks_.end(), [](const Mark& mark) {
-      return mark.has_state && !mark.was_hit;
-    });
+    measures_.states_never_hit = std::ranges::count_if(
+        marks_, [](const Mark& mark) { return mark.has_state && !mark.was_hit; });
     measures_.dead_tokens = dead_tokens(trie_, [&](PrefixTrie::Index index) {
       return marks_[index].has_state ? trie_.node(index).end : 0;
     });

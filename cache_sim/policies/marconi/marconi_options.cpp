@@ -17,25 +17,14 @@ MarconiOptions MarconiOptions::of(const Config& config) {
 
 namespace {
 
-const Registration<ConfigOption> kTokenBytes{
-    {.name = "token_bytes",
-     .otherwise = "0",
-     .number = {{0, std::numeric_limits<std::int64_t>::max()}}}};
-const Registration<ConfigOption> kStateBytes{
-    {.name = "state_bytes",
-     .otherwise = "0",
-     .number = {{0, std::numeric_limits<std::int64_t>::max()}}}};
-const Registration<ConfigOption> kAlpha{{.name = "alpha", .otherwise = "tuned"}};
-const Registration<ConfigOption> kBootstrap{
-    {.name = "bootstrap", .otherwise = "5", .number = {{0, 1 << 20}}}};
-const Registration<ConfigOption> kFlopsToken{
-    {.name = "flops_token",
-     .otherwise = "0",
-     .number = {{0, std::numeric_limits<std::int64_t>::max()}}}};
-const Registration<ConfigOption> kFlopsPair{
-    {.name = "flops_pair",
-     .otherwise = "0",
-     .number = {{0, std::numeric_limits<std::int64_t>::max()}}}};
+constexpr ConfigOption::Range kCount{0, std::numeric_limits<std::int64_t>::max()};
+const Registration<ConfigOption> kOptions{
+    {.name = "token_bytes", .otherwise = "0", .number = kCount},
+    {.name = "state_bytes", .otherwise = "0", .number = kCount},
+    {.name = "alpha", .otherwise = "tuned"},
+    {.name = "bootstrap", .otherwise = "5", .number = {{0, 1 << 20}}},
+    {.name = "flops_token", .otherwise = "0", .number = kCount},
+    {.name = "flops_pair", .otherwise = "0", .number = kCount}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

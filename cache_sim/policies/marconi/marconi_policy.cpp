@@ -371,8 +371,8 @@ std::optional<Snapshot> MarconiPolicy::snapshot() const {
   std::vector<MarconiTree::Index> order;
   for (MarconiTree::Index i = 1; i < tree_.node_count(); ++i)
     if (tree_.node(i).alive) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](auto a, auto b) { return tree_.node(a).end < tree_.node(b).end; });
+  std::ranges::stable_sort(order,
+                           [&](auto a, auto b) { return tree_.node(a).end < tree_.node(b).end; });
   std::vector<int> place(tree_.node_count(), -1);
   for (const MarconiTree::Index i : order) {
     const MarconiTree::Node& node = tree_.node(i);

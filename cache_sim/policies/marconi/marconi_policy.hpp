@@ -2,7 +2,6 @@
 // reference/caches/marconi.md.
 #pragma once
 
-#include <map>
 #include <vector>
 
 #include "cache_sim/policies/marconi/marconi_tree.hpp"

@@ -4,7 +4,6 @@
 #include <tuple>
 
 #include "reference/base/mark.hpp"
-#include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
 

@@ -28,9 +28,10 @@ void HostTier::land_loads(std::uint64_t id) {
 }
 
 bool HostTier::is_awaited(StateSlot slot) const {
-  return std::any_of(loads.begin(), loads.end(), [&](const CopyInFlight& load) {
-    return !load.landed && std::any_of(load.slots.states.begin(), load.slots.states.end(),
-                                       [&](const auto& pair) { return pair.target == slot; });
+  return std::ranges::any_of(loads, [&](const CopyInFlight& load) {
+    return !load.landed && std::ranges::any_of(load.slots.states, [&](const auto& pair) {
+      return pair.target == slot;
+    });
   });
 }
 
@@ -164,8 +165,8 @@ bool RadixTree::drop_extensions(NodeIndex index) {
     return false;
   }
   LOCKSTEP_MARK("evict.drops_extensions");
-  std::sort(below.begin(), below.end(),
-            [&](NodeIndex a, NodeIndex b) { return node(a).depth() > node(b).depth(); });
+  std::ranges::sort(below,
+                    [&](NodeIndex a, NodeIndex b) { return node(a).depth() > node(b).depth(); });
   Evicted unreported;
   for (const NodeIndex extension : below) {
     if (!rules_.dropped_extensions_free_host) host_->nodes[extension.value].kv.clear();
@@ -439,10 +440,9 @@ RadixTree::Load RadixTree::load(NodeIndex best, StateSlot& request_slot) {
     return Load::refused;
   };
   const std::vector<NodeIndex> windows = windows_to_load(best);
-  const bool is_loading = (brings_state && host_->nodes[best.value].load != 0) ||
-                          std::any_of(windows.begin(), windows.end(), [&](NodeIndex at) {
-                            return host_->nodes[at.value].load != 0;
-                          });
+  const bool is_loading =
+      (brings_state && host_->nodes[best.value].load != 0) ||
+      std::ranges::any_of(windows, [&](NodeIndex at) { return host_->nodes[at.value].load != 0; });
   if (is_loading && rules_.loads_wait_for_loads) {
     LOCKSTEP_MARK("load.other_load");
     return refuse();

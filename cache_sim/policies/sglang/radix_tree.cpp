@@ -1,7 +1,6 @@
 #include "cache_sim/policies/sglang/radix_tree.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 
 #include "reference/base/mark.hpp"
@@ -625,7 +624,7 @@ void RadixTree::evict_leaves(Evicted& evicted, Done done) {
   std::vector<NodeIndex> stay;
   while (!done()) {
     NodeIndex oldest = leaf_oldest_;
-    while (oldest.exists() && std::find(stay.begin(), stay.end(), oldest) != stay.end())
+    while (oldest.exists() && std::ranges::find(stay, oldest) != stay.end())
       oldest = node(oldest).leaf_newer;
     if (!oldest.exists()) return;
     if (!drop_leaf(oldest, evicted)) stay.push_back(oldest);

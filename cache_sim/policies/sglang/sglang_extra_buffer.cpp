@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <numeric>
-#include <vector>
 
 #include "reference/base/mark.hpp"
 

@@ -12,7 +12,7 @@ namespace {
 template <class Choice, std::size_t count>
 std::optional<Choice> choice(const Config& config, const char* field,
                              const std::string_view (&names)[count]) {
-  const auto* const name = std::find(std::begin(names), std::end(names), config.text(field));
+  const auto* const name = std::ranges::find(names, config.text(field));
   if (name == std::end(names)) return std::nullopt;
   return static_cast<Choice>(name - std::begin(names));
 }
@@ -55,42 +55,25 @@ SglangOptions SglangOptions::of(const Config& config) {
 
 namespace {
 
-const Registration<ConfigOption> kTrackInterval{
-    {.name = "track_interval", .otherwise = "256", .number = {{1, std::int64_t{1} << 30}}}};
-const Registration<ConfigOption> kLazy{{.name = "lazy", .otherwise = "0", .number = {{0, 1}}}};
-const Registration<ConfigOption> kStripThinking{
-    {.name = "strip_thinking", .otherwise = "0", .number = {{0, 1}}}};
-const Registration<ConfigOption> kSkipDecodeLock{
-    {.name = "skip_decode_lock", .otherwise = "0", .number = {{0, 1}}}};
-const Registration<ConfigOption> kPathCap{
-    {.name = "path_cap", .otherwise = "-1", .number = {{-1, std::int64_t{1} << 30}}}};
-const Registration<ConfigOption> kWritePolicy{
-    {.name = "write_policy", .otherwise = kWritePolicies[0], .needs = {"host_kv"}}};
-const Registration<ConfigOption> kPrefetchPolicy{
-    {.name = "prefetch_policy", .otherwise = kPrefetchPolicies[0], .needs = {"disk"}}};
-const Registration<ConfigOption> kPrefetchLeast{{.name = "prefetch_least",
-                                                 .otherwise = "256",
-                                                 .number = {{1, std::int64_t{1} << 30}},
-                                                 .needs = {"disk"}}};
-const Registration<ConfigOption> kWindow{
-    {.name = "window", .otherwise = "0", .number = {{0, 1 << 20}}}};
-const Registration<ConfigOption> kWindowKv{{.name = "window_kv",
-                                            .otherwise = "0",
-                                            .number = {{0, std::int64_t{1} << 30}},
-                                            .needs = {"window"}}};
-const Registration<ConfigOption> kWindowInterval{
-    {.name = "window_interval", .otherwise = "128", .number = {{1, 1 << 20}}, .needs = {"window"}}};
-const Registration<ConfigOption> kWindowRelease{
-    {.name = "window_release", .otherwise = "0", .number = {{0, 1}}, .needs = {"window"}}};
-const Registration<ConfigOption> kHostWindowKv{{.name = "host_window_kv",
-                                                .otherwise = "0",
-                                                .number = {{0, std::int64_t{1} << 30}},
-                                                .needs = {"host_kv", "window"}}};
-const Registration<ConfigOption> kStorageRanks{
-    {.name = "storage_ranks", .otherwise = "1", .number = {{1, 8}}, .needs = {"disk"}}};
-const Registration<ConfigOption> kIndexKeys{
-    {.name = "index_keys", .otherwise = "0", .number = {{0, 1}}, .needs = {"host_kv"}}};
-const Registration<ConfigOption> kReplayRing{
+constexpr ConfigOption::Range kFlag{0, 1};
+constexpr ConfigOption::Range kCount{0, std::int64_t{1} << 30};
+constexpr ConfigOption::Range kOneOrMore{1, kCount.high};
+const Registration<ConfigOption> kOptions{
+    {.name = "track_interval", .otherwise = "256", .number = kOneOrMore},
+    {.name = "lazy", .otherwise = "0", .number = kFlag},
+    {.name = "strip_thinking", .otherwise = "0", .number = kFlag},
+    {.name = "skip_decode_lock", .otherwise = "0", .number = kFlag},
+    {.name = "path_cap", .otherwise = "-1", .number = {{-1, kCount.high}}},
+    {.name = "write_policy", .otherwise = kWritePolicies[0], .needs = {"host_kv"}},
+    {.name = "prefetch_policy", .otherwise = kPrefetchPolicies[0], .needs = {"disk"}},
+    {.name = "prefetch_least", .otherwise = "256", .number = kOneOrMore, .needs = {"disk"}},
+    {.name = "window", .otherwise = "0", .number = {{0, 1 << 20}}},
+    {.name = "window_kv", .otherwise = "0", .number = kCount, .needs = {"window"}},
+    {.name = "window_interval", .otherwise = "128", .number = {{1, 1 << 20}}, .needs = {"window"}},
+    {.name = "window_release", .otherwise = "0", .number = kFlag, .needs = {"window"}},
+    {.name = "host_window_kv", .otherwise = "0", .number = kCount, .needs = {"host_kv", "window"}},
+    {.name = "storage_ranks", .otherwise = "1", .number = {{1, 8}}, .needs = {"disk"}},
+    {.name = "index_keys", .otherwise = "0", .number = kFlag, .needs = {"host_kv"}},
     {.name = "replay_ring", .otherwise = "0", .number = {{0, 1024}}}};
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 #include "cache_sim/model/fidelity.hpp"
@@ -803,7 +802,7 @@ std::optional<Snapshot> SglangPolicy::snapshot() const {
   std::vector<std::uint32_t> order;
   for (std::uint32_t i = 1; i < tree_.node_count(); ++i)
     if (tree_.node({i}).alive) order.push_back(i);
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+  std::ranges::sort(order, [&](std::uint32_t a, std::uint32_t b) {
     const RadixNode& left = tree_.node({a});
     const RadixNode& right = tree_.node({b});
     return left.depth() != right.depth() ? left.depth() < right.depth()

@@ -246,14 +246,14 @@ std::int64_t SglangPolicy::settle_storage() {
   StorageTier* const storage = this->storage();
   if (storage == nullptr) return tree_.settle();
   const auto in_flight = [&] {
-    return std::count_if(waiting_.begin(), waiting_.end(),
-                         [](const auto& entry) { return entry.second.prefetch != nullptr; });
+    return std::ranges::count_if(
+        waiting_, [](const auto& entry) { return entry.second.prefetch != nullptr; });
   };
   const auto before = in_flight();
   std::size_t looked_up = storage->looked_up.size(), news = storage->news.size(),
               kv = storage->released_kv.size(), states = storage->released_states.size();
-  const auto ended = std::count_if(storage->writes.begin(), storage->writes.end(),
-                                   [](const StorageWrite& write) { return write.ended; });
+  const auto ended =
+      std::ranges::count_if(storage->writes, [](const StorageWrite& write) { return write.ended; });
   const auto pop = [](auto& queue) {
     auto front = std::move(queue.front());
     queue.pop_front();

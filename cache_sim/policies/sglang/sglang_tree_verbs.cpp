@@ -8,8 +8,7 @@
 namespace lockstep::cache_sim {
 
 HeldSlot* SglangPolicy::find_slot(Name name) {
-  const auto found = std::find_if(held_slots_.begin(), held_slots_.end(),
-                                  [&](const HeldSlot& held) { return held.name == name; });
+  const auto found = std::ranges::find(held_slots_, name, &HeldSlot::name);
   return found == held_slots_.end() ? nullptr : &*found;
 }
 
@@ -81,8 +80,8 @@ Result<Reply> SglangPolicy::lock(const Operation& operation) {
 }
 
 Result<Reply> SglangPolicy::unlock(const Operation& operation) {
-  const auto held = std::find_if(held_locks_.begin(), held_locks_.end(),
-                                 [&](const HeldLock& lock) { return lock.name == operation.lock; });
+  const auto held = std::ranges::find_if(
+      held_locks_, [&](const HeldLock& lock) { return lock.name == operation.lock; });
   if (held == held_locks_.end()) return unknown(operation, "lock", operation.lock);
   tree_.unlock(held->node);
   tree_.unlock_window(held->node, held->window_begin);

@@ -80,8 +80,8 @@ void StorageTier::write(StorageWrite write, const KvRuns& kv, StateSlot state) {
 
 /// Pages that are stored already stay; a write that fails has stored nothing.
 bool StorageTier::end_write(std::int64_t failing) {
-  const auto write = std::find_if(writes.begin(), writes.end(),
-                                  [](const StorageWrite& queued) { return !queued.ended; });
+  const auto write =
+      std::ranges::find_if(writes, [](const StorageWrite& queued) { return !queued.ended; });
   if (write == writes.end()) return false;
   write->ended = true;
   layers_.land_copy(write->slots);
@@ -109,8 +109,8 @@ void StorageTier::clear() {
   if (reading_) reading_->outlives_pages = true;
   const TierCopy read = reading_ ? reading_->slots : TierCopy{};
   const auto reads_page = [&](std::uint32_t slot) {
-    return std::any_of(read.kv_sources.begin(), read.kv_sources.end(), [&](const KvRun& run) {
-      return std::find(run.slots().begin(), run.slots().end(), slot) != run.slots().end();
+    return std::ranges::any_of(read.kv_sources, [&](const KvRun& run) {
+      return std::ranges::find(run.slots(), slot) != run.slots().end();
     });
   };
   const auto reads_state = [&](StateSlot slot) {

@@ -53,8 +53,7 @@ class StaticKvAuditor final : public Auditor {
 
   void check_row(std::uint32_t row, Name id) {
     const std::string name = fmt::format("row {} (request `{}`)", row, id.text());
-    const auto found = std::find_if(policy_.requests().begin(), policy_.requests().end(),
-                                    [&](const RowRequest& one) { return one.id == id; });
+    const auto found = std::ranges::find(policy_.requests(), id, &RowRequest::id);
     if (found == policy_.requests().end())
       return report(FindingKind::size_accounting, fmt::format("{} is nobody's", name), "a request",
                     "none");

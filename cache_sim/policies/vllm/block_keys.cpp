@@ -1,7 +1,5 @@
 #include "cache_sim/policies/vllm/block_keys.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <string>

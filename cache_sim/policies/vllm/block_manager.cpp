@@ -28,9 +28,8 @@ std::int64_t BlockManager::skipped(const GroupSpec& spec, std::int64_t tokens) c
 }
 
 std::int64_t BlockManager::free_among(std::span<const BlockId> blocks) const {
-  return std::count_if(blocks.begin(), blocks.end(), [&](BlockId block) {
-    return block != kNullBlock && pool_.references(block) == 0;
-  });
+  return std::ranges::count_if(
+      blocks, [&](BlockId block) { return block != kNullBlock && pool_.references(block) == 0; });
 }
 
 std::int64_t BlockManager::need_of_attention(std::uint32_t group, const BlockRequest& request,
@@ -168,7 +167,7 @@ void BlockManager::give_back_skipped(BlockRequest& request, std::int64_t tokens)
 
 void BlockManager::free(BlockRequest& request) {
   for (BlockTable& table : request.tables) {
-    std::reverse(table.columns.begin(), table.columns.end());
+    std::ranges::reverse(table.columns);
     pool_.give_back(table.columns);
     table.columns.clear();
     std::vector<BlockId> kept = std::move(table.columns);
@@ -181,8 +180,7 @@ void BlockManager::free(BlockRequest& request) {
 }
 
 std::vector<BlockManager::Handoff> BlockManager::take_handoffs() {
-  std::stable_sort(handoffs_.begin(), handoffs_.end(),
-                   [](const Handoff& a, const Handoff& b) { return a.group < b.group; });
+  std::ranges::stable_sort(handoffs_, {}, &Handoff::group);
   return std::exchange(handoffs_, {});
 }
 
@@ -190,8 +188,7 @@ std::vector<BlockManager::Handoff> BlockManager::take_handoffs() {
 /// to store.
 void BlockManager::release_copies() {
   if (copies_.empty()) return;
-  std::stable_sort(copies_.begin(), copies_.end(),
-                   [](const BlockCopy& a, const BlockCopy& b) { return a.group < b.group; });
+  std::ranges::stable_sort(copies_, {}, &BlockCopy::group);
   batch_.clear();
   for (const BlockCopy& copy : copies_) {
     batch_.push_back(copy.source);

@@ -21,7 +21,6 @@
 
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "cache_sim/policies/vllm/block_pool.hpp"

@@ -62,7 +62,7 @@ bool BlockManager::is_kept(const GroupSpec& spec, std::int64_t column) const {
       const std::int64_t every = *rules_.retention / block;
       if (every <= 1 || (column + 1) % every == 0) return true;
     }
-    return std::any_of(boundaries_.begin(), boundaries_.end(), [&](std::int64_t tokens) {
+    return std::ranges::any_of(boundaries_, [&](std::int64_t tokens) {
       return floor_to(tokens, unit) / block - 1 == column;
     });
   }
@@ -76,7 +76,7 @@ bool BlockManager::is_kept(const GroupSpec& spec, std::int64_t column) const {
     if (column >= shift && (column - shift) % every >= every - needed) return true;
   }
   if (!rules_.retention) return false;
-  return std::any_of(boundaries_.begin(), boundaries_.end(), [&](std::int64_t tokens) {
+  return std::ranges::any_of(boundaries_, [&](std::int64_t tokens) {
     const std::int64_t end = floor_to(tokens, unit) / block + shift;
     return end - needed <= column && column < end;
   });

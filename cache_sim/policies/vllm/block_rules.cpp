@@ -98,10 +98,9 @@ Result<void> add_cpu_tiers(const Config& config, const VllmOptions& options, Blo
   if (rules.has_disk && rules.cpu_blocks > 0)
     return fail("field disk: it is for chunks alone, without cpu_blocks=");
   if (rules.cpu_chunks == 0 && rules.cpu_blocks == 0) return {};
-  const bool has_others =
-      std::any_of(rules.groups.begin(), rules.groups.end(), [](const GroupSpec& group) {
-        return group.kind != GroupKind::attention && group.kind != GroupKind::mamba;
-      });
+  const bool has_others = std::ranges::any_of(rules.groups, [](const GroupSpec& group) {
+    return group.kind != GroupKind::attention && group.kind != GroupKind::mamba;
+  });
   if (has_others || rules.state_block == 0)
     return fail("field cpu_chunks: the CPU tier is for groups of attention and mamba");
   if (rules.cpu_blocks > 0 && rules.spec_groups.front().spec.kind != GroupKind::attention)
@@ -150,17 +149,15 @@ void BlockRules::complete() {
     if (group.kind == GroupKind::mamba) splitter_block = group.block;
     has_fine_mamba |= group.kind == GroupKind::mamba && group.block > hash_block;
     has_coarse_window |= group.kind == GroupKind::window && group.block != hash_block;
-    const auto same = std::find_if(spec_groups.begin(), spec_groups.end(),
-                                   [&](const SpecGroup& known) { return known.spec == group; });
+    const auto same = std::ranges::find(spec_groups, group, &SpecGroup::spec);
     if (same == spec_groups.end())
       spec_groups.push_back({group, {i}});
     else
       same->groups.push_back(i);
   }
-  std::stable_sort(
-      spec_groups.begin(), spec_groups.end(), [](const SpecGroup& a, const SpecGroup& b) {
-        return a.spec.kind == GroupKind::attention && b.spec.kind != GroupKind::attention;
-      });
+  std::ranges::stable_sort(spec_groups, [](const SpecGroup& a, const SpecGroup& b) {
+    return a.spec.kind == GroupKind::attention && b.spec.kind != GroupKind::attention;
+  });
   partial = groups.size() > 1 && has_fine_mamba && !has_coarse_window;
   hit_alignment = partial ? hash_block : scheduler_block;
   if (groups.size() == 1) hit_alignment = groups.front().block;
@@ -182,9 +179,8 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
     if (!tokens) return fail("field retention: " + tokens.error().text);
     rules.retention = *tokens;
   }
-  const bool has_sparse =
-      std::any_of(rules.groups.begin(), rules.groups.end(),
-                  [](const GroupSpec& group) { return group.kind != GroupKind::attention; });
+  const bool has_sparse = std::ranges::any_of(
+      rules.groups, [](const GroupSpec& group) { return group.kind != GroupKind::attention; });
   if (rules.retention.value_or(0) > 0 && !has_sparse)
     return fail("field retention: attention alone keeps every block");
   const Result<VllmSchedulerOptions> scheduler = VllmSchedulerOptions::of(config);

@@ -152,8 +152,8 @@ void LabelBlocks::arrive(BlockId block, const BlockContent* content) {
   group_[block] = content->group;
   recurrent_[block] = content->recurrent;
   written_places_[block] = {content->first, content->end};
-  std::copy(content->kv.begin(), content->kv.end(), kv_of(block));
-  std::copy(content->conv.begin(), content->conv.end(), conv_of(block));
+  std::ranges::copy(content->kv, kv_of(block));
+  std::ranges::copy(content->conv, conv_of(block));
 }
 
 void LabelBlocks::guard(BlockId block, std::int64_t places) {
@@ -363,10 +363,10 @@ void LabelBlocks::move(const BlockMove& move) {
   const Label state = recurrent_of(move.recurrent, move.group);
   const std::uint64_t* const source = conv_of(move.conv);
   rows_.assign(source + move.bias, source + conv_size_);
-  if (group_[move.conv] != move.group) std::fill(rows_.begin(), rows_.end(), 0);
+  if (group_[move.conv] != move.group) std::ranges::fill(rows_, 0);
   write(move.target, move.group);
   recurrent_[move.target] = state;
-  std::copy(rows_.begin(), rows_.end(), conv_of(move.target));
+  std::ranges::copy(rows_, conv_of(move.target));
 }
 
 // --- What blocks with keys hold ------------------------------------------------------------------

@@ -137,8 +137,9 @@ bool OffloadTier::is_being_loaded(const BlockRequest& request, std::int64_t loca
 /// Whether hits may end inside a block.
 bool OffloadTier::supports_tails() const {
   return rules_.blocks_per_chunk == 1 && rules_.state_block > rules_.hash_block &&
-         std::all_of(rules_.groups.begin(), rules_.groups.end(),
-                     [&](const GroupSpec& group) { return group.block == rules_.state_block; });
+         std::ranges::all_of(rules_.groups, [&](const GroupSpec& group) {
+           return group.block == rules_.state_block;
+         });
 }
 
 std::optional<std::int64_t> OffloadTier::look_up(const BlockRequest& request, std::int64_t local) {
@@ -392,7 +393,7 @@ void OffloadTier::end_schedule(std::span<const BlockRequest* const> rows,
   std::vector<Job> jobs;
   std::vector<RequestId> told;  // by the order of their first states
   for (const BlockManager::Handoff& one : handoffs)
-    if (std::find(told.begin(), told.end(), one.request) == told.end()) told.push_back(one.request);
+    if (std::ranges::find(told, one.request) == told.end()) told.push_back(one.request);
   for (const RequestId id : told) store_states(*all.at(id), handoffs, jobs);
   if (supports_tails())
     for (const RequestId id : told) store_tail(*all.at(id), handoffs, jobs);
@@ -533,7 +534,7 @@ std::int64_t OffloadTier::reset() {
   ended_.clear();
   chunks_.reset();
   for (auto& [id, request] : requests_) {
-    std::fill(request.next.begin(), request.next.end(), 0);
+    std::ranges::fill(request.next, 0);
     request.jobs.clear();
   }
   first_valid_ = last_job_ + 1;
@@ -574,7 +575,7 @@ const CpuChunks::Chunk* OffloadTier::promote(const BlockRequest& request, const 
   }
   ++promoted_;
   const auto is_its = [&](const DiskTier::Job& job) { return job.request == request.offload; };
-  auto job = std::find_if(disk_->asked.begin(), disk_->asked.end(), is_its);
+  auto job = std::ranges::find_if(disk_->asked, is_its);
   if (job == disk_->asked.end())
     job = disk_->asked.insert(job, {.request = request.offload, .keys = {}, .chunks = {}});
   job->keys.push_back(key);
@@ -628,7 +629,7 @@ void OffloadTier::land_cascade(const DiskTier::Job& job, DiskTier::End end) {
 /// A promotion needs all of its chunks. Those of one that fails are lost.
 void OffloadTier::land_promotion(DiskTier::Job& job) {
   const auto is_there = [&](const ChunkKey& key) { return disk_->has(key); };
-  if (!std::all_of(job.keys.begin(), job.keys.end(), is_there)) job.end = DiskTier::End::failed;
+  if (!std::ranges::all_of(job.keys, is_there)) job.end = DiskTier::End::failed;
   const bool has_failed = job.end == DiskTier::End::failed;
   each_block(job, [&](std::size_t i, std::size_t column, BlockId block) {
     labels_->arrive(block, has_failed ? nullptr : &disk_->at(job.keys[i])[column]);

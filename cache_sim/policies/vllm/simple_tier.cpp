@@ -106,8 +106,7 @@ void SimpleTier::store(BlockId block, std::vector<BlockCopy>& stores) {
 void SimpleTier::store_handoffs(const std::vector<BlockManager::Handoff>& handoffs) {
   std::vector<RequestId> requests;  // by the order of their first states
   for (const BlockManager::Handoff& one : handoffs)
-    if (std::find(requests.begin(), requests.end(), one.request) == requests.end())
-      requests.push_back(one.request);
+    if (std::ranges::find(requests, one.request) == requests.end()) requests.push_back(one.request);
   for (const RequestId request : requests)
     for (const BlockManager::Handoff& one : handoffs) {
       if (one.request != request || !requests_.contains(request)) continue;
@@ -144,8 +143,8 @@ void SimpleTier::store_confirmed(const BlockRequest& request, std::int64_t compu
 /// The block of the first attention group in which the prompt's last hash boundary lies, where that
 /// is its key and the host lacks it; else the null block.
 BlockId SimpleTier::unstored_tail(const BlockRequest& request) const {
-  const auto first = std::find_if(rules_.groups.begin(), rules_.groups.end(),
-                                  [](const GroupSpec& spec) { return !is_state(spec.kind); });
+  const auto first = std::ranges::find_if(
+      rules_.groups, [](const GroupSpec& spec) { return !is_state(spec.kind); });
   const auto group = static_cast<std::uint32_t>(first - rules_.groups.begin());
   const std::int64_t tail = floor_to(request.prompt, rules_.hash_block);
   if (!rules_.partial || tail == 0 || tail > request.computed || tail % first->block == 0)

@@ -45,49 +45,33 @@ void VllmOptions::write(Config& config) const {
 
 namespace {
 
-const Registration<ConfigOption> kBlocks{{.name = "blocks",
-                                          .otherwise = "4096",
-                                          .number = {{1, std::int64_t{1} << 30}},
-                                          .for_children = true}};
-const Registration<ConfigOption> kBlock{{.name = "block",
-                                         .otherwise = "256",
-                                         .number = {{1, std::int64_t{1} << 30}},
-                                         .for_children = true}};
-const Registration<ConfigOption> kHashBlock{{.name = "hash_block",
-                                             .otherwise = "256",
-                                             .number = {{1, std::int64_t{1} << 30}},
-                                             .for_children = true}};
-const Registration<ConfigOption> kHashAlgorithm{{.name = "hash_algorithm", .otherwise = "none"}};
-const Registration<ConfigOption> kRetention{
-    {.name = "retention", .otherwise = "none", .for_children = true}};
-const Registration<ConfigOption> kGroups{{.name = "groups", .otherwise = "", .for_children = true}};
-const Registration<ConfigOption> kCheckpoint{{.name = "checkpoint",
-                                              .otherwise = "0",
-                                              .number = {{0, std::int64_t{1} << 30}},
-                                              .for_children = true}};
-const Registration<ConfigOption> kSharedPrefixCheckpoint{{.name = "shared_prefix_checkpoint",
-                                                          .otherwise = "0",
-                                                          .number = {{0, 1}},
-                                                          .for_children = true}};
-const Registration<ConfigOption> kEagle{
-    {.name = "eagle", .otherwise = "0", .number = {{0, 2}}, .for_children = true}};
-const Registration<ConfigOption> kCpuChunks{
-    {.name = "cpu_chunks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true}};
-const Registration<HostTierField> kChunks{{"cpu_chunks"}}, kHostBlocks{{"cpu_blocks"}};
-const Registration<ConfigOption> kBlocksPerChunk{{.name = "blocks_per_chunk",
-                                                  .otherwise = "1",
-                                                  .number = {{1, 1024}},
-                                                  .for_children = true,
-                                                  .needs = {"cpu_chunks"}}};
-const Registration<ConfigOption> kCpuBlocks{
-    {.name = "cpu_blocks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true}};
-const Registration<ConfigOption> kLazyOffload{{.name = "lazy_offload",
-                                               .otherwise = "0",
-                                               .number = {{0, 1}},
-                                               .for_children = true,
-                                               .needs = {"cpu_blocks"}}};
-const Registration<ConfigOption> kModules{
+constexpr ConfigOption::Range kFlag{0, 1};
+constexpr ConfigOption::Range kCount{0, std::int64_t{1} << 30};
+constexpr ConfigOption::Range kOneOrMore{1, kCount.high};
+const Registration<ConfigOption> kOptions{
+    {.name = "blocks", .otherwise = "4096", .number = kOneOrMore, .for_children = true},
+    {.name = "block", .otherwise = "256", .number = kOneOrMore, .for_children = true},
+    {.name = "hash_block", .otherwise = "256", .number = kOneOrMore, .for_children = true},
+    {.name = "hash_algorithm", .otherwise = "none"},
+    {.name = "retention", .otherwise = "none", .for_children = true},
+    {.name = "groups", .otherwise = "", .for_children = true},
+    {.name = "checkpoint", .otherwise = "0", .number = kCount, .for_children = true},
+    {.name = "shared_prefix_checkpoint", .otherwise = "0", .number = kFlag, .for_children = true},
+    {.name = "eagle", .otherwise = "0", .number = {{0, 2}}, .for_children = true},
+    {.name = "cpu_chunks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true},
+    {.name = "blocks_per_chunk",
+     .otherwise = "1",
+     .number = {{1, 1024}},
+     .for_children = true,
+     .needs = {"cpu_chunks"}},
+    {.name = "cpu_blocks", .otherwise = "0", .number = {{0, 1 << 24}}, .for_children = true},
+    {.name = "lazy_offload",
+     .otherwise = "0",
+     .number = kFlag,
+     .for_children = true,
+     .needs = {"cpu_blocks"}},
     {.name = "modules", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
+const Registration<HostTierField> kChunks{{"cpu_chunks"}}, kHostBlocks{{"cpu_blocks"}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -147,9 +147,7 @@ Result<Reply> VllmPolicy::settle() {
   std::int64_t count = tier_ ? tier_->settle(loaded) + tier_->take_noted() : 0;
   if (simple_) count += simple_->settle(loaded);
   for (const OffloadTier::RequestId id : loaded) {
-    const auto found =
-        std::find_if(leaving_.begin(), leaving_.end(),
-                     [&](const BlockRequest& request) { return request.offload == id; });
+    const auto found = std::ranges::find(leaving_, id, &BlockRequest::offload);
     if (found == leaving_.end()) continue;
     take_loaded(id);
     manager_.free(*found);
@@ -183,7 +181,7 @@ std::int64_t VllmPolicy::reset_tier() {
 
 void VllmPolicy::add_tier(const std::function<void(std::int64_t)>& add) const {
   const auto in_flight = [](const auto& jobs) {
-    return std::count_if(jobs.begin(), jobs.end(), [](const auto& job) { return !job.landed; });
+    return std::ranges::count_if(jobs, [](const auto& job) { return !job.landed; });
   };
   if (simple_) {
     add_pool(simple_->host(), add);
@@ -212,8 +210,7 @@ void VllmPolicy::add_tier(const std::function<void(std::int64_t)>& add) const {
   add(0);
   add(std::ssize(disk->asked));
   for (const auto* const jobs : {&disk->cascades, &disk->promotions})
-    add(std::count_if(jobs->begin(), jobs->end(),
-                      [](const DiskTier::Job& job) { return job.end == DiskTier::End::none; }));
+    add(std::ranges::count(*jobs, DiskTier::End::none, &DiskTier::Job::end));
 }
 
 }  // namespace lockstep::cache_sim

@@ -20,10 +20,9 @@ std::int64_t SglangScheduler::whole_pages(std::int64_t tokens) const {
 /// requests are those that prefilled in the last step: SGLang then makes their batch the running
 /// one, and with it takes that batch's flag (batch_is_full).
 void SglangScheduler::begin_decisions() {
-  const bool some_decode = std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
+  const bool some_decode = std::ranges::any_of(running_, [&](RequestNumber number) {
     return !requests_[number].prefilling &&
-           std::find(just_prefilled_.begin(), just_prefilled_.end(), number) ==
-               just_prefilled_.end();
+           std::ranges::find(just_prefilled_, number) == just_prefilled_.end();
   });
   if (has_cut_prompt_ || !some_decode) is_full_ = false;
   has_cut_prompt_ = false;
@@ -132,9 +131,9 @@ void SglangScheduler::settle_rule(const Reply& reply, SchedulerEffects& effects)
   if (is_retracting_) {
     // A running request that does not decode has a result out. It comes after those that decode.
     std::stable_partition(running_.begin(), running_.end(), [&](RequestNumber number) {
-      return std::find(staying_.begin(), staying_.end(), number) != staying_.end();
+      return std::ranges::find(staying_, number) != staying_.end();
     });
-    std::copy(staying_.begin(), staying_.end(), running_.begin());
+    std::ranges::copy(staying_, running_.begin());
     is_retracting_ = false;
   }
   cursor_ = 0;
@@ -144,7 +143,7 @@ void SglangScheduler::settle_rule(const Reply& reply, SchedulerEffects& effects)
 }
 
 void SglangScheduler::retract_one(SchedulerEffects& effects) {
-  const bool ends_soon = std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
+  const bool ends_soon = std::ranges::any_of(running_, [&](RequestNumber number) {
     return !requests_[number].prefilling && !may_decode(requests_[number]);
   });
   if (!is_retracting_ && ends_soon) {
@@ -153,7 +152,7 @@ void SglangScheduler::retract_one(SchedulerEffects& effects) {
     return end_decisions();
   }
   if (!is_retracting_) {
-    std::stable_sort(staying_.begin(), staying_.end(), [&](RequestNumber a, RequestNumber b) {
+    std::ranges::stable_sort(staying_, [&](RequestNumber a, RequestNumber b) {
       const Request& one = requests_[a];
       const Request& other = requests_[b];
       return std::tuple(one.sampled, other.spec->prompt_size) >

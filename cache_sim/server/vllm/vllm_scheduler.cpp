@@ -209,7 +209,7 @@ std::uint32_t VllmScheduler::fit_images(RequestNumber number, std::uint32_t toke
     const auto is_same = [&](EncoderCache::Input other) {
       return request.images[other].digest == image.digest;
     };
-    if (std::any_of(planned_.begin(), planned_.end(), is_same)) {
+    if (std::ranges::any_of(planned_, is_same)) {
       repeated_.push_back(i);
       continue;
     }
@@ -249,8 +249,7 @@ void VllmScheduler::make_room(SchedulerEffects& effects) {
   LOCKSTEP_MARK("vllm_scheduler.preempts");
   RequestNumber victim = running_.back();
   if (options_.by_priority)
-    victim = *std::max_element(running_.begin(), running_.end(),
-                               [&](auto a, auto b) { return goes_before(a, b); });
+    victim = *std::ranges::max_element(running_, [&](auto a, auto b) { return goes_before(a, b); });
   if (running_.size() == 1 && ++requests_[victim].lone_preemptions > kLonePreemptions)
     return drop(victim, FinishReason::refused, effects);
   ask(Verb::preempt, victim, Asked::preempt, effects);
@@ -434,11 +433,10 @@ void VllmScheduler::undo_admission(SchedulerEffects& effects) {
 
 void VllmScheduler::settle_preemption(SchedulerEffects& effects) {
   const RequestNumber victim = subject_of_ask_;
-  const auto place = std::find(running_.begin(), running_.end(), victim) - running_.begin();
+  const auto place = std::ranges::find(running_, victim) - running_.begin();
   if (static_cast<std::size_t>(place) < cursor_) --cursor_;
   has_preempted_ = true;
-  const auto row = std::find_if(batch_.begin(), batch_.end(),
-                                [&](const Row& one) { return one.request == victim; });
+  const auto row = std::ranges::find(batch_, victim, &Row::request);
   if (row != batch_.end()) {
     LOCKSTEP_MARK("vllm_scheduler.preempts_who_was_scheduled");
     budget_ += row->tokens;

@@ -3,7 +3,6 @@
 #include "cache_sim/base/files.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -23,8 +22,7 @@ namespace lockstep::cache_sim {
 namespace {
 
 namespace fs = std::filesystem;
-using testing_support::read_text;
-using testing_support::ScratchFolder;
+using namespace testing_support;
 using Names = std::vector<std::string>;
 
 // --- Writing -------------------------------------------------------------------------------------

@@ -546,7 +546,7 @@ class GreetedAgain : public Child {
     std::string wrong;
     for (int i = 0; i < count && wrong.empty(); ++i) wrong = outcome_of(request);
     const std::string lines = testing_support::read_text(starts);
-    return {wrong, static_cast<std::size_t>(std::count(lines.begin(), lines.end(), '\n'))};
+    return {wrong, static_cast<std::size_t>(std::ranges::count(lines, '\n'))};
   }
 };
 

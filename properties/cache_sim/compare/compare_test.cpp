@@ -19,10 +19,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-using testing_support::ProgramRun;
-using testing_support::read_text;
-using testing_support::run_program;
-using testing_support::ScratchFolder;
+using namespace testing_support;
 
 const std::string kMooncake =
     std::string(LOCKSTEP_SOURCE_DIR) + "/fixtures/workloads/mooncake_conversation_1000.jsonl";
@@ -156,9 +153,8 @@ std::int64_t plain_lru(const SmallWorkload& workload, std::size_t capacity) {
     hits += static_cast<std::int64_t>(known);
     for (std::size_t i = 0; i < path.size(); ++i) cached[path[i]] = {now, -static_cast<int>(i)};
     while (cached.size() > capacity)
-      cached.erase(std::min_element(cached.begin(), cached.end(), [](const auto& a, const auto& b) {
-        return a.second < b.second;
-      }));
+      cached.erase(std::ranges::min_element(
+          cached, [](const auto& a, const auto& b) { return a.second < b.second; }));
   }
   return hits;
 }
@@ -400,9 +396,8 @@ TEST(Compare, hybridIsEveryPolicyForHybridModels) {
   EXPECT_EQ(policies.front(), "radix");
   EXPECT_EQ(policies.back(), "lru");
   for (const char* const name : {"sglang-extra-buffer", "vllm-align", "marconi"})
-    EXPECT_EQ(std::count(policies.begin(), policies.end(), name), 1) << name;
-  EXPECT_EQ(std::count(policies.begin(), policies.end(), "edge-llm"), 0)
-      << "its rows share nothing";
+    EXPECT_EQ(std::ranges::count(policies, name), 1) << name;
+  EXPECT_EQ(std::ranges::count(policies, "edge-llm"), 0) << "its rows share nothing";
 }
 
 // The same figures as a replay's, which counts for itself.
@@ -585,7 +580,7 @@ TEST(Compare, nearlyAllTimesAreWithinTheLastPercentile) {
       times.push_back(request["ttft_ns"].get<Nanoseconds>());
     const TimeSummary ttft = *compared(workload, {"radix"}).policies[0].ttft;
     const auto beyond = [&](Nanoseconds time) {
-      return std::count_if(times.begin(), times.end(), [&](auto one) { return one > time; });
+      return std::ranges::count_if(times, [&](auto one) { return one > time; });
     };
     EXPECT_LE(beyond(ttft.p99) * 100, requests);
     EXPECT_GT(beyond(ttft.p99 - 1) * 100, requests) << "no less is enough";

@@ -10,10 +10,7 @@
 namespace lockstep {
 namespace {
 
-using testing_support::ProgramRun;
-using testing_support::read_text;
-using testing_support::run_program;
-using testing_support::ScratchFolder;
+using namespace testing_support;
 
 std::string request(const std::string& id, const std::string& prompt, const std::string& output,
                     int cached, const std::string& more = R"(, "greedy": true)") {

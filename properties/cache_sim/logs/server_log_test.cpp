@@ -15,11 +15,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-using testing_support::lines_of;
-using testing_support::ProgramRun;
-using testing_support::read_text;
-using testing_support::run_program;
-using testing_support::ScratchFolder;
+using namespace testing_support;
 
 /// `place without the file: kind` of each finding, or the error.
 std::vector<std::string> judged(const std::string& text) {

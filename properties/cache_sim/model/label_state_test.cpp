@@ -378,7 +378,7 @@ TEST_F(LabelStates, kvThatIsReadStandsForItsPrefix) {
 
 KvRun run_of(std::vector<std::uint32_t> slots) {
   auto array = std::make_shared<std::uint32_t[]>(slots.size());
-  std::copy(slots.begin(), slots.end(), array.get());
+  std::ranges::copy(slots, array.get());
   return {array, 0, static_cast<std::uint32_t>(slots.size())};
 }
 

@@ -18,10 +18,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-using testing_support::ProgramRun;
-using testing_support::read_text;
-using testing_support::run_program;
-using testing_support::ScratchFolder;
+using namespace testing_support;
 
 const std::string kReports = std::string(LOCKSTEP_SOURCE_DIR) + "/reports/kernels";
 
@@ -400,7 +397,7 @@ TEST(MeasuredStepCosts, badWordsAreRefused) {
   };
   for (const Bad& bad : all) {
     std::vector<std::string> words{"compare", "sessions:requests=3"};
-    if (std::find(bad.words.begin(), bad.words.end(), "--policies") == bad.words.end())
+    if (std::ranges::find(bad.words, "--policies") == bad.words.end())
       words.insert(words.end(), {"--policies", "sglang-no-buffer"});
     words.insert(words.end(), bad.words.begin(), bad.words.end());
     const ProgramRun run = run_program(words);

@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(Each, EveryDefectWithNumbers,
 TEST(DefectsWithNumbers, haveNoRowTooMany) {
   const std::vector<std::string> all = testing_support::defects_with_numbers();
   for (const auto& [name, row] : testing_support::rows_of_defects())
-    EXPECT_NE(std::find(all.begin(), all.end(), name), all.end()) << name;
+    EXPECT_NE(std::ranges::find(all, name), all.end()) << name;
 }
 
 }  // namespace

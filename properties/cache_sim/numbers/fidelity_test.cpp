@@ -186,7 +186,7 @@ TEST(Fidelity, ofReferenceSaysByHowMuchAWrongBlockMovesAnOutput) {
 bool has_blocks(const RunDirective& directive, const Trace& trace, const std::string& file) {
   std::vector<std::string> names{trace.config.policy};
   for (const std::string& word : directive_words(directive, file)) names.push_back(word);
-  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+  return std::ranges::any_of(names, [](const std::string& name) {
     const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
     return policy != nullptr && policy->groups != nullptr;
   });

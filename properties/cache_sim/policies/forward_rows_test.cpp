@@ -185,7 +185,7 @@ class RowChecker final : public LayerState {
     std::vector<KvRun> cut;
     for_slots(kv, 0, end - 1, [&](KvSlots slots, std::uint32_t) {
       std::shared_ptr<std::uint32_t[]> array(new std::uint32_t[slots.size()]);
-      std::copy(slots.begin(), slots.end(), array.get());
+      std::ranges::copy(slots, array.get());
       cut.push_back({array, 0, static_cast<std::uint32_t>(slots.size())});
     });
     kv.swap(cut);
@@ -226,9 +226,8 @@ class RowChecker final : public LayerState {
       expect(labels_.kv_fingerprint(slots[i]) == expected[i], "it reads KV of its own tokens");
     for (const std::uint32_t slot : slots)
       expect(labels_.kv_exists(slot) && labels_.kv_in_use(slot), "its KV slots are in use");
-    std::sort(slots.begin(), slots.end());
-    expect(std::adjacent_find(slots.begin(), slots.end()) == slots.end(),
-           "its KV slots differ from each other");
+    std::ranges::sort(slots);
+    expect(std::ranges::adjacent_find(slots) == slots.end(), "its KV slots differ from each other");
   }
 
   bool usable(StateSlot slot) const {

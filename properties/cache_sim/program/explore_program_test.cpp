@@ -20,11 +20,7 @@
 namespace lockstep {
 namespace {
 
-using testing_support::lines_of;
-using testing_support::ProgramRun;
-using testing_support::read_text;
-using testing_support::run_program;
-using testing_support::ScratchFolder;
+using namespace testing_support;
 
 /// The example child with one text in it replaced by another, under a name with a blank in it.
 std::string damaged_example(const ScratchFolder& folder,
@@ -407,7 +403,7 @@ TEST(Explore, addsToItsCorpusAndBeginsWithIt) {
     std::vector<std::string> found;
     for (const auto& entry : std::filesystem::directory_iterator(folder.path("corpus")))
       found.push_back(entry.path().filename().string());
-    std::sort(found.begin(), found.end());
+    std::ranges::sort(found);
     return found;
   };
   ASSERT_EQ(search("200", "1").status, kExitPass);
@@ -428,7 +424,7 @@ TEST(Explore, addsToItsCorpusAndBeginsWithIt) {
       << again.out << again.err;
   std::filesystem::remove(folder.path("corpus/other.trace"));
   const std::vector<std::string> later = names();
-  EXPECT_TRUE(std::includes(later.begin(), later.end(), added.begin(), added.end()));
+  EXPECT_TRUE(std::ranges::includes(later, added));
 }
 
 TEST(Explore, callsAFindingThatDoesNotRepeatNondeterministic) {

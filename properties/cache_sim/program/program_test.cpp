@@ -21,11 +21,7 @@ namespace lockstep {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using testing_support::lines_of;
-using testing_support::ProgramRun;
-using testing_support::read_text;
-using testing_support::run_program;
-using testing_support::ScratchFolder;
+using namespace testing_support;
 
 // --- Bad input -----------------------------------------------------------------------------------
 
@@ -569,11 +565,11 @@ TEST(Program, listsNamesFirstOnEachLine) {
     EXPECT_EQ(run.err, "");
     for (const std::string& line : lines_of(run.out))
       words.push_back(line.substr(0, line.find(' ')));
-    EXPECT_EQ(std::count(words.begin(), words.end(), ""), 0) << run.out;
+    EXPECT_EQ(std::ranges::count(words, ""), 0) << run.out;
     return words;
   };
   const auto has = [](const std::vector<std::string>& words, const char* name) {
-    return std::count(words.begin(), words.end(), name) == 1;
+    return std::ranges::count(words, name) == 1;
   };
   EXPECT_TRUE(has(first_words("policies"), "sglang-no-buffer"));
   EXPECT_FALSE(has(first_words("policies"), "oracle:radix"));
@@ -750,8 +746,8 @@ TEST(Program, timelineIsAChromeTrace) {
     EXPECT_GT(event["dur"].get<double>(), 0);
     bars[event["pid"].get<std::size_t>() - 1].push_back(event["name"]);
   }
-  EXPECT_GT(std::count(bars[0].begin(), bars[0].end(), "prefill"), 5);
-  EXPECT_GT(std::count(bars[0].begin(), bars[0].end(), "decode"), 5);
+  EXPECT_GT(std::ranges::count(bars[0], "prefill"), 5);
+  EXPECT_GT(std::ranges::count(bars[0], "decode"), 5);
   EXPECT_GT(operations, 20);
   EXPECT_GT(most["KV tokens"], 100);
   EXPECT_GT(most["state slots"], 0);

@@ -16,9 +16,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-using testing_support::lines_of;
-using testing_support::ProgramRun;
-using testing_support::run_program;
+using namespace testing_support;
 
 /// Paths from the root of the sources, sorted.
 std::vector<std::string> trace_files() {
@@ -30,7 +28,7 @@ std::vector<std::string> trace_files() {
       if (entry.path().extension() == ".trace")
         files.push_back((std::filesystem::path(folder) / entry.path().filename()).string());
   }
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   return files;
 }
 
@@ -81,14 +79,14 @@ TEST(Defects, eachHasATraceThatShowsIt) {
   for (const std::string& file : trace_files())
     for (const RunDirective& directive : read(file).runs) {
       const std::vector<std::string> words = directive_words(directive, file);
-      const auto flag = std::find(words.begin(), words.end(), "--defect");
+      const auto flag = std::ranges::find(words, "--defect");
       if (directive.finds && flag != words.end() && flag + 1 != words.end())
         shown.push_back(*(flag + 1));
     }
   const std::vector<DefectEntry> defects = Registry<DefectEntry>::all();
   EXPECT_GE(defects.size(), 10u);
   for (const DefectEntry& defect : defects)
-    EXPECT_NE(std::find(shown.begin(), shown.end(), defect.name), shown.end())
+    EXPECT_NE(std::ranges::find(shown, defect.name), shown.end())
         << defect.name << ": " << defect.sentence;
 }
 

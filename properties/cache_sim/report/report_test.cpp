@@ -13,7 +13,6 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <sstream>
 
@@ -227,9 +226,8 @@ std::string unescaped(std::string_view markup) {
       {"&amp;", '&'}, {"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&#39;", '\''}};
   std::string text;
   while (!markup.empty()) {
-    const auto* const entity =
-        std::find_if(std::begin(kEntities), std::end(kEntities),
-                     [&](const auto& one) { return markup.starts_with(one.first); });
+    const auto* const entity = std::ranges::find_if(
+        kEntities, [&](const auto& one) { return markup.starts_with(one.first); });
     if (entity == std::end(kEntities)) {
       require(markup[0] != '&', "every & begins an entity");
       text += markup[0];
@@ -278,7 +276,7 @@ class Markup {
     rest_.remove_prefix(end);
     for (const std::size_t i : open_) elements_[i].text += text;
     if (open_.empty() || elements_[open_.back()].inside_place) return;
-    if (std::any_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }))
+    if (std::ranges::any_of(text, [](char c) { return c >= '0' && c <= '9'; }))
       loose_figures_.push_back(text);
   }
 
@@ -404,8 +402,8 @@ std::vector<std::string> all_complaints(const Json& document) {
 
 std::size_t place_count(const std::string& page) {
   const Markup markup(page);
-  return static_cast<std::size_t>(std::count_if(
-      markup.elements().begin(), markup.elements().end(),
+  return static_cast<std::size_t>(std::ranges::count_if(
+      markup.elements(),
       [](const Element& element) { return element.attributes.contains("data-path"); }));
 }
 
@@ -555,9 +553,7 @@ TEST(Report, pageAllowsItsOwnScriptAlone) {
 
 // A file's name can hold what a URL gives a meaning of its own.
 TEST(Report, linksToTimelinesLeadToTheirFiles) {
-  FixtureFolder folder;
-  folder.with("50% of #1? é", "check\n");
-  const Report report = collected(folder);
+  const Report report = collected(FixtureFolder().with("50% of #1? é", "check\n"));
   const std::string name = "50%25%20of%20%231%3F%20%C3%A9";
   EXPECT_NE(page_named(report.document, "traces/50% of #1? é.html")
                 .find("href=\"../timelines/" + name + "-1.json\""),
@@ -568,11 +564,10 @@ TEST(Report, linksToTimelinesLeadToTheirFiles) {
 }
 
 TEST(Report, textFromAFileIsNeverMarkup) {
-  FixtureFolder folder;
-  folder.with("angry",
-              "# <script>alert('1 & 2')</script> \"quoted\"\n# sglang #12 </code><b>bold\nalloc "
-              "as=<i>\ncheck\n");
-  const Report report = collected(folder);
+  const Report report = collected(FixtureFolder().with(
+      "angry",
+      "# <script>alert('1 & 2')</script> \"quoted\"\n# sglang #12 </code><b>bold\nalloc "
+      "as=<i>\ncheck\n"));
   for (const Page& page : report_pages(report.document))
     for (const char* const markup : {"<script>alert", "<b>", "<i>"})
       EXPECT_EQ(page.markup.find(markup), std::string::npos) << page.path;
@@ -591,9 +586,7 @@ TEST(Report, commandsQuoteTheWordsOfARunLine) {
 
 // A comment can hold any bytes; JSON holds text.
 TEST(Report, bytesThatAreNoTextAreReplaced) {
-  FixtureFolder folder;
-  folder.with("bytes", "# caf\xE9 and \xFF\xFE\ncheck\n");
-  const Report report = collected(folder);
+  const Report report = collected(FixtureFolder().with("bytes", "# caf\xE9 and \xFF\xFE\ncheck\n"));
   EXPECT_NO_THROW(report.document.dump());
   EXPECT_EQ(all_complaints(report.document), std::vector<std::string>{});
 }
@@ -628,11 +621,10 @@ TEST(Report, headingsEndWithTheirSentence) {
       "# A prefill is cut at a block's end. Kernels of version 0.33 have a state there alone, and "
       "the\n"
       "# rest is computed in the next step.\n";
-  FixtureFolder folder;
-  folder.with("a_short", "# Two requests\n# share a prefix.\n" + run)
-      .with("b_wrapped", wrapped + run)
-      .with("c_two", two + run);
-  const Report report = collected(folder);
+  const Report report = collected(FixtureFolder()
+                                      .with("a_short", "# Two requests\n# share a prefix.\n" + run)
+                                      .with("b_wrapped", wrapped + run)
+                                      .with("c_two", two + run));
   const Json& traces = report.document["traces"];
   EXPECT_EQ(traces[0]["title"], "Two requests");
   EXPECT_EQ(traces[0]["paragraph"], Json::array({"share a prefix."}));
@@ -648,9 +640,8 @@ TEST(Report, headingsEndWithTheirSentence) {
 }
 
 TEST(Report, dataSayWhatEachRunFound) {
-  FixtureFolder folder;
-  folder.with("finish_keeps_its_state", kFinishKeepsItsState);
-  const Report report = collected(folder);
+  const Report report =
+      collected(FixtureFolder().with("finish_keeps_its_state", kFinishKeepsItsState));
   EXPECT_EQ(report.status, kExitPass);
   const Json& trace = report.document["traces"][0];
   EXPECT_EQ(trace["title"], "A finished request's state stands for prompt + output - 1 tokens.");
@@ -671,10 +662,10 @@ TEST(Report, dataSayWhatEachRunFound) {
 
 // Without a run line a file is replayed as `lockstep replay FILE` does it.
 TEST(Report, fileWithoutRunLineIsReplayed) {
-  FixtureFolder folder;
-  folder.with("plain", "# A plain file.\nadmit id=r tokens=a10\ncheck\n", "regressions")
-      .with("other", "check\n");
-  const Report report = collected(folder);
+  const Report report =
+      collected(FixtureFolder()
+                    .with("plain", "# A plain file.\nadmit id=r tokens=a10\ncheck\n", "regressions")
+                    .with("other", "check\n"));
   EXPECT_EQ(report.document["summary"]["traces"], 2);
   EXPECT_EQ(report.document["summary"]["regressions"], 1);
   EXPECT_EQ(report.document["traces"][1]["runs"][0]["subjects"],
@@ -687,11 +678,11 @@ TEST(Report, eventsOnThePageAreThoseAroundTheFinding) {
   const std::string plain = text;
   text += "----\nstate=7\n";
   for (int i = 0; i < 30; ++i) text += "match tokens=b1\n";
-  FixtureFolder folder;
-  folder.with("long", "# run: lockstep replay %s\n# finds: answer-differs\n" + text)
-      .with("plain", plain)
-      .with("short", "check\n");
-  const Report report = collected(folder);
+  const Report report =
+      collected(FixtureFolder()
+                    .with("long", "# run: lockstep replay %s\n# finds: answer-differs\n" + text)
+                    .with("plain", plain)
+                    .with("short", "check\n"));
   const auto window = [&](int trace) {
     return report.document["traces"][trace]["runs"][0]["window"];
   };
@@ -707,9 +698,8 @@ TEST(Report, eventsOnThePageAreThoseAroundTheFinding) {
 
 // The finding is about one node; the reader need not look for it.
 TEST(Report, treeMarksTheNodeThatTheFindingIsAbout) {
-  FixtureFolder folder;
-  folder.with("finish_keeps_its_state", kFinishKeepsItsState);
-  const Report report = collected(folder);
+  const Report report =
+      collected(FixtureFolder().with("finish_keeps_its_state", kFinishKeepsItsState));
   const Json& runs = report.document["traces"][0]["runs"];
   EXPECT_EQ(runs[1]["run"]["findings"][0]["text"],
             "state slot 1 is free and belongs to the node at a1000+b7 (1007 tokens)");
@@ -729,9 +719,8 @@ TEST(Report, eventsOnThePageBeginWithTheAdmissionOfTheFindingsRequest) {
   std::string text = "config kv_tokens=4096 state_slots=200\nadmit id=r tokens=a100\n";
   for (int i = 0; i < 60; ++i) text += fmt::format("match tokens=a{}\n", i + 1);
   text += "extend id=r n=100\nstep ids=r\nfinish id=r\n----\nlength=7\n";
-  FixtureFolder folder;
-  folder.with("late", "# run: lockstep replay %s\n# finds: answer-differs\n" + text);
-  const Report report = collected(folder);
+  const Report report = collected(
+      FixtureFolder().with("late", "# run: lockstep replay %s\n# finds: answer-differs\n" + text));
   const Json& run = report.document["traces"][0]["runs"][0];
   EXPECT_GT(run["window"]["first"], 1);
   EXPECT_EQ(run["window"]["before"], Json::array({1}));
@@ -751,9 +740,7 @@ TEST(Report, everyNodeOfABigTreeIsDrawnOrCounted) {
         "alloc as=s{0}\nadvance slot=s{0} tokens=[{0},1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]\n"
         "insert slot=s{0} tokens=[{0},1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]\n",
         i);
-  FixtureFolder folder;
-  folder.with("big", text);
-  const Report report = collected(folder);
+  const Report report = collected(FixtureFolder().with("big", text));
   const Json& tree = report.document["traces"][0]["runs"][0]["tree"];
   const auto node_count = tree["node_count"].get<std::int64_t>();
   EXPECT_EQ(node_count, 99);
@@ -814,9 +801,8 @@ TEST(Report, firstUnexpectedOutcomeDecidesTheStatus) {
 }
 
 TEST(Report, wrongAnswerInAFileIsNotAsExpected) {
-  FixtureFolder folder;
-  folder.with("wrong", "# A wrong answer.\nadmit id=r tokens=a10\n----\ncached=3\n");
-  const Report report = collected(folder);
+  const Report report = collected(
+      FixtureFolder().with("wrong", "# A wrong answer.\nadmit id=r tokens=a10\n----\ncached=3\n"));
   EXPECT_EQ(report.status, kExitDiffers);
   EXPECT_EQ(report.document["traces"][0]["runs"][0]["found"], "answer-differs");
 }
@@ -909,10 +895,11 @@ TEST(Report, pageOfASearchWithoutAFindingSaysWhatWasSearched) {
 }
 
 TEST(Report, junitCountsWhatTheDataCount) {
-  FixtureFolder folder;
-  folder.with("finish_keeps_its_state", kFinishKeepsItsState);
-  folder.with("wrong", "# Wrong <answer>.\nadmit id=r tokens=a10\n----\ncached=3\n");
-  const Report report = collected(folder, "sglang-w1:requests=20");
+  const Report report =
+      collected(FixtureFolder()
+                    .with("finish_keeps_its_state", kFinishKeepsItsState)
+                    .with("wrong", "# Wrong <answer>.\nadmit id=r tokens=a10\n----\ncached=3\n"),
+                "sglang-w1:requests=20");
   const Markup junit(report_junit(report.document));
   int cases = 0;
   int failures = 0;
@@ -941,9 +928,8 @@ TEST(Report, junitCountsWhatTheDataCount) {
 }
 
 TEST(Report, workloadStandsBesideItsOracle) {
-  FixtureFolder folder;
-  folder.with("plain", "check\n");
-  const Report report = collected(folder, "sglang-w1:requests=80");
+  const Report report =
+      collected(FixtureFolder().with("plain", "check\n"), "sglang-w1:requests=80");
   const Json& runs = report.document["workloads"][0]["runs"];
   ASSERT_EQ(runs.size(), 4u);
   for (const Json& run : runs) {
@@ -1092,9 +1078,8 @@ TEST(Report, conclusionsFollowTheFigures) {
   const auto says = [&](const std::string& text) {
     auto [all, of_policies] = conclusions_of(comparison);
     all.insert(all.end(), of_policies.begin(), of_policies.end());
-    return std::any_of(all.begin(), all.end(), [&](const std::string& sentence) {
-      return sentence.find(text) != std::string::npos;
-    });
+    return std::ranges::any_of(
+        all, [&](const std::string& sentence) { return sentence.find(text) != std::string::npos; });
   };
   EXPECT_TRUE(says("each step of memory still pays: the last one, from 2 GiB, adds 31.0 points."));
   ComparedPolicy bound{.policy = "kv-bound"};
@@ -1119,13 +1104,12 @@ TEST(Report, conclusionsFollowTheFigures) {
 // Steps in which requests only decode are one line that unfolds; what the finding is about is not
 // among them.
 TEST(Report, runsOfDecodeStepsFold) {
-  FixtureFolder folder;
-  folder.with("decode",
-              "# run: lockstep replay %s --subject radix --subject oracle:radix\n"
-              "request id=first tokens=a10 output=8\nrun\n"
-              "request id=second tokens=b10 output=1\nrun\n"
-              "expect id=second\n----\ncached=3\n");
-  const Report report = collected(folder);
+  const Report report = collected(
+      FixtureFolder().with("decode",
+                           "# run: lockstep replay %s --subject radix --subject oracle:radix\n"
+                           "request id=first tokens=a10 output=8\nrun\n"
+                           "request id=second tokens=b10 output=1\nrun\n"
+                           "expect id=second\n----\ncached=3\n"));
   const Json& run = report.document["traces"][0]["runs"][0];
   ASSERT_EQ(run["folds"].size(), 1u) << run["events"].dump(1);
   const Json& fold = run["folds"][0];
@@ -1266,9 +1250,8 @@ TEST(Report, bugsOfServersStandOnTheIndex) {
 
 // A run that is not as expected says its sentence on the index.
 TEST(Report, indexShowsTheSentenceOfEachUnexpectedOutcome) {
-  FixtureFolder folder;
-  folder.with("wrong", "# A wrong answer.\nadmit id=r tokens=a10\n----\ncached=3\n");
-  const Report report = collected(folder);
+  const Report report = collected(
+      FixtureFolder().with("wrong", "# A wrong answer.\nadmit id=r tokens=a10\n----\ncached=3\n"));
   const std::string index = page_named(report.document, "index.html");
   EXPECT_LT(index.find("/traces/0/runs/0/run/findings/0/text"), index.find("id=\"figures\""));
 }

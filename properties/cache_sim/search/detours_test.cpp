@@ -27,7 +27,7 @@ RunOptions run_of(std::vector<std::string> subjects) {
 }
 
 bool has(const FieldValues& values, const std::string& field, const std::string& value) {
-  return std::find(values.begin(), values.end(), std::pair(field, value)) != values.end();
+  return std::ranges::find(values, std::pair(field, value)) != values.end();
 }
 
 TEST(Detours, chooseAmongWhatASearchDraws) {
@@ -36,7 +36,7 @@ TEST(Detours, chooseAmongWhatASearchDraws) {
   EXPECT_TRUE(has(choices, "write_policy", "write_back"));
   EXPECT_TRUE(has(choices, "write_policy", "write_through"));
   EXPECT_FALSE(has(choices, "lazy", "1")) << "that policy has no such flag";
-  EXPECT_TRUE(std::none_of(choices.begin(), choices.end(), [](const auto& choice) {
+  EXPECT_TRUE(std::ranges::none_of(choices, [](const auto& choice) {
     return choice.first == "prefetch_least";
   })) << "a number is no choice";
   run.fixed = {"write_policy"};

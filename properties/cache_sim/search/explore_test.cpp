@@ -24,10 +24,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-using testing_support::one_defect_in_eight;
-using testing_support::search_for;
-using testing_support::searched;
-using testing_support::test_name;
+using namespace testing_support;
 
 const PolicyEntry& some_policy() {
   std::vector<PolicyEntry> policies;
@@ -228,7 +225,7 @@ TEST(Explore, isAFunctionOfItsSeed) {
 
 TEST(Explore, saysWhichMarksItMissed) {
   const std::vector<std::string> missed = searched("radix", "", 1, 50).marks_missed;
-  EXPECT_NE(std::find(missed.begin(), missed.end(), "track.branch"), missed.end())
+  EXPECT_NE(std::ranges::find(missed, "track.branch"), missed.end())
       << "attention alone tracks no states";
 }
 

@@ -581,7 +581,7 @@ std::optional<Finding> serve_random_requests(std::uint64_t seed, const Spoil& sp
       EXPECT_EQ(subject.finished[id], spec.tokens.size() - 1) << "the last token is no input";
     }
     if (refusals == 0 && !finished) {
-      EXPECT_TRUE(std::count(aborted.begin(), aborted.end(), number) == 1) << id;
+      EXPECT_TRUE(std::ranges::count(aborted, number) == 1) << id;
     }
     // Without retraction every token is computed once, and drafts on top.
     if (finished && spec.drafts.empty() && news.find(id + " retracted") == std::string::npos) {

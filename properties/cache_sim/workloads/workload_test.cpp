@@ -20,10 +20,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-using testing_support::lines_of;
-using testing_support::ProgramRun;
-using testing_support::run_program;
-using testing_support::ScratchFolder;
+using namespace testing_support;
 
 const std::string kRoot = LOCKSTEP_SOURCE_DIR;
 

@@ -28,7 +28,7 @@ std::vector<Case> small_cases(const JudgedKernel& operation) {
 template <class Change>
 bool shows_in_some_case(const JudgedKernel& operation, const std::vector<Case>& cases,
                         bool meaningless, Change change) {
-  return std::any_of(cases.begin(), cases.end(), [&](const Case& c) {
+  return std::ranges::any_of(cases, [&](const Case& c) {
     try {
       const std::optional<Answer> changed = change(c);
       return changed && !agrees(operation, c, *changed, "");
@@ -98,7 +98,7 @@ TEST(JudgedOperations, everyArgumentChangesSomeCase) {
     }
     names.erase("boundary_every");  // boundary_states do not go without it
     for (const std::string& name : names) {
-      if (std::find(positional.begin(), positional.end(), name) != positional.end()) continue;
+      if (std::ranges::find(positional, name) != positional.end()) continue;
       EXPECT_TRUE(shows_in_some_case(*operation, cases, true,
                                      [&](const Case& c) -> std::optional<Answer> {
                                        const Case fewer = without(c, name);

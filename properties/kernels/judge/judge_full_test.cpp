@@ -8,10 +8,7 @@ namespace lockstep {
 namespace {
 
 using ::testing::HasSubstr;
-using testing_support::has_pytorch;
-using testing_support::library;
-using testing_support::ProgramRun;
-using testing_support::run_program;
+using namespace testing_support;
 
 // States of bfloat16 whose last layer begins 2^31 elements after the first, which offsets that
 // begin again there take for it: 5.4 GB.

@@ -18,12 +18,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing_support::has_pytorch;
-using testing_support::library;
-using testing_support::ProgramRun;
-using testing_support::read_text;
-using testing_support::run_program;
-using testing_support::ScratchFolder;
+using namespace testing_support;
 
 constexpr const char* kDelta = "gated_delta_rule_update";
 

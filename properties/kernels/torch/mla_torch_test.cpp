@@ -75,8 +75,7 @@ TEST(MlaDecodeOperator, takesTokensOfBytes) {
   for (std::int64_t i = 0; i < 24; ++i) {
     const auto kind = i % 2 == 0 ? reference::TileScale::exact : reference::TileScale::power_of_two;
     const auto token = reference::packed_token<float>(as_vector(at(latents.view(), i)), kind);
-    std::copy(token.begin(), token.end(),
-              tokens.data_ptr<std::uint8_t>() + i * reference::kTokenBytes);
+    std::ranges::copy(token, tokens.data_ptr<std::uint8_t>() + i * reference::kTokenBytes);
     mapped(at(values.view(), i / 4, i % 4)) = reference::unpacked_token<float>(token);
   }
   Named plain = c.arguments(), packed = c.arguments();

@@ -195,7 +195,7 @@ template <std::size_t Rank>
 Tensor pool_of(const Array<float, Rank>& states, at::ScalarType type, const Sizes& read) {
   const Tensor pool = tensor_of(states).to(type).contiguous();
   for (std::int64_t slot = 0; slot < pool.size(0); ++slot)
-    if (std::find(read.begin(), read.end(), slot) == read.end())
+    if (std::ranges::find(read, slot) == read.end())
       std::memset(pool.select(0, slot).data_ptr(), 0xff, pool.select(0, slot).nbytes());
   return pool;
 }
@@ -206,7 +206,7 @@ void expect_states(const Tensor& pool, const Tensor& before, const Array<float, 
                    const Sizes& written) {
   const Tensor wanted = tensor_of(expected);
   for (std::int64_t slot = 0; slot < pool.size(0); ++slot) {
-    const bool is_written = std::find(written.begin(), written.end(), slot) != written.end();
+    const bool is_written = std::ranges::find(written, slot) != written.end();
     const Tensor found = pool.select(0, slot), should = wanted.select(0, slot);
     if (is_written)
       EXPECT_EQ(bytes_of(found.to(at::kFloat)), bytes_of(should)) << "slot " << slot;

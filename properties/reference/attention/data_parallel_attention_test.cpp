@@ -65,7 +65,7 @@ RC_GTEST_PROP(DataParallelAttention, partsFillTheBuffer, ()) {
   }
   const auto longest = reference::dp_layout(ranks.step, DpPadding::max_len);
   const auto packed = reference::dp_layout(ranks.step, DpPadding::sum_len);
-  const std::int64_t most = *std::max_element(padded.begin(), padded.end());
+  const std::int64_t most = *std::ranges::max_element(padded);
   RC_ASSERT(longest.rows == most * ranks.step.ranks() && packed.rows == sum(padded));
   for (std::size_t r = 0; r < padded.size(); ++r) {
     RC_ASSERT(longest.begin[r] == static_cast<std::int64_t>(r) * most);
@@ -76,8 +76,7 @@ RC_GTEST_PROP(DataParallelAttention, partsFillTheBuffer, ()) {
 /// Ranks in lock step: each knows all token counts and nothing else. A group whose members do not
 /// issue the same operations of the same sizes waits for ever.
 bool finishes(const std::vector<std::vector<Collective>>& issued) {
-  return std::all_of(issued.begin(), issued.end(),
-                     [&](const auto& own) { return own == issued.front(); });
+  return std::ranges::all_of(issued, [&](const auto& own) { return own == issued.front(); });
 }
 
 // Idle ranks take part: the list of collectives is a function of what all ranks know.
@@ -94,7 +93,7 @@ RC_GTEST_PROP(DataParallelAttention, ranksIssueTheSameCollectives, ()) {
     for (const Collective& c : issued.back()) RC_ASSERT(c.rows >= 0);
   }
   RC_ASSERT(finishes(issued));
-  const auto idle = std::count(ranks.step.tokens.begin(), ranks.step.tokens.end(), 0);
+  const auto idle = std::ranges::count(ranks.step.tokens, 0);
   if (idle > 0 && idle < ranks.step.ranks()) RC_ASSERT(!finishes(without_idle));
 }
 

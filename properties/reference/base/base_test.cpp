@@ -2,9 +2,7 @@
 // registries and interned names.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
-#include <vector>
 
 #include "reference/base/counted.hpp"
 #include "reference/base/finding.hpp"

@@ -339,7 +339,7 @@ int play(const Rule& rule, decltype(make_oracle) make) {
     words >> verb;
     if (verb == "config") {
       words >> word;
-      std::replace(question.begin(), question.end(), ' ', ',');
+      std::ranges::replace(question, ' ', ',');
       cache.emplace(word.substr(word.find('=') + 1), question.substr(verb.size() + 1), make);
     } else if (verb == "store") {
       while (words >> word) cache.value().store(word);

@@ -63,7 +63,7 @@ TEST(BatchedProduct, scalesStandForDequantisedTensors) {
                                      out);
   const auto flat = [](const Array<double, 3>& a) {
     Array<double, 2> all(Shape<2>{a.extent(1), a.extent(2)});
-    std::copy(a.begin(), a.end(), all.begin());
+    std::ranges::copy(a, all.begin());
     return scaled_to_fp8<double, 2>(all);
   };
   const Matrix<double> bmm = scaled_product(flat(x), flat(weight));

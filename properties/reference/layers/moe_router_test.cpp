@@ -28,7 +28,7 @@ RC_GTEST_PROP(Router, choosesTheBest, ()) {
       if (i > 0) RC_ASSERT(routing.weights(t, i) <= routing.weights(t, i - 1));
     }
     RC_ASSERT(std::abs(sum - 2.5) < 1e-12);
-    RC_ASSERT(std::count(chosen.begin(), chosen.end(), true) == k);
+    RC_ASSERT(std::ranges::count(chosen, true) == k);
     const double last = logits(t, routing.experts(t, k - 1));
     for (std::int64_t e = 0; e < 16; ++e)
       RC_ASSERT(chosen[static_cast<std::size_t>(e)] || logits(t, e) <= last);

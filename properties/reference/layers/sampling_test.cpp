@@ -19,7 +19,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 Array<float, 1> row(const std::vector<float>& logits) {
   Array<float, 1> array(Shape<1>{static_cast<std::int64_t>(logits.size())});
-  std::copy(logits.begin(), logits.end(), array.begin());
+  std::ranges::copy(logits, array.begin());
   return array;
 }
 
@@ -102,7 +102,7 @@ RC_GTEST_PROP(Sampling, drawsLandAmongTheKept, ()) {
   const auto weights = reference::sampling_weights(logits, options.temperature);
   const auto kept = reference::kept_tokens(logits, weights, options);
   const auto token = static_cast<std::size_t>(reference::sampled_token(logits, options));
-  RC_ASSERT(std::find(kept.begin(), kept.end(), token) != kept.end());
+  RC_ASSERT(std::ranges::find(kept, token) != kept.end());
   RC_ASSERT(static_cast<std::int32_t>(token) == reference::sampled_token(logits, options));
 }
 

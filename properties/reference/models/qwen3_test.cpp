@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include <bit>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -179,7 +178,7 @@ RC_GTEST_PROP(Qwen3, rowsDoNotDependOnEachOther, ()) {
   const Qwen3<double> model(reference::drawn_qwen3(tiny(), draw_seed()));
   const Batch batch = draw_batch(31);
   Batch turned = batch;
-  std::reverse(turned.texts.begin(), turned.texts.end());
+  std::ranges::reverse(turned.texts);
   const Sizes pieces = draw_pieces(batch.T);
   const auto a = in_pieces(model, batch, pieces, 64), b = in_pieces(model, turned, pieces, 64);
   const auto B = static_cast<std::int64_t>(batch.texts.size());

@@ -140,7 +140,7 @@ RC_GTEST_PROP(Operations, anyOrderAndSubsetOfFieldsSurvivesPrinting, ()) {
     return;
   }
   const std::string text = operation->text();
-  std::sort(fields.begin(), fields.end());
+  std::ranges::sort(fields);
   std::string sorted(line.verb);
   for (const auto& [key, value] : fields) sorted.append(" ").append(key).append("=").append(value);
   RC_ASSERT(text == sorted);
@@ -294,7 +294,7 @@ TEST(ConfigFields, afterARoundTripAreTheSameConfig) {
   for (const auto& [name, value] : fields) EXPECT_EQ(config_field_from(name), name);
   EXPECT_EQ(config_field_from("nowhere"), std::nullopt);
   EXPECT_EQ(fields.back().first, "write_policy");
-  EXPECT_TRUE(std::is_sorted(fields.begin(), fields.end()));
+  EXPECT_TRUE(std::ranges::is_sorted(fields));
 }
 
 TEST(ConfigFields, areHeldToTheirRanges) {

@@ -51,7 +51,7 @@ TEST(Speculation, nGramsFindNoDraftNowAndThen) {
   RequestSpec request = request_of(1000);
   speculate(request, parse_speculation("ngram:3:500").value(), 1);
   for (const std::int64_t drafts : {0, 1, 2, 3})
-    EXPECT_GT(std::count(request.drafts.begin(), request.drafts.end(), drafts), 50) << drafts;
+    EXPECT_GT(std::ranges::count(request.drafts, drafts), 50) << drafts;
 }
 
 TEST(Speculation, isAFunctionOfSeedAndStream) {

@@ -153,7 +153,7 @@ constexpr std::int64_t kInner = kH * kP, kChannels = kInner + 2 * kG * MixerLaye
 Array<double, 1> decay_rates(const MixerLayer& layer) {
   const Vector<double> rates = -as_vector(layer.A_log.view()).array().exp();
   Array<double, 1> A(Shape<1>{kH});
-  std::copy(rates.begin(), rates.end(), A.begin());
+  std::ranges::copy(rates, A.begin());
   return A;
 }
 

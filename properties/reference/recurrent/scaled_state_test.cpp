@@ -107,7 +107,7 @@ RC_GTEST_PROP(ScaledState, updatesAreThoseOfWhatIsStored, ()) {
   Pool stored(plain, pool.block, format);
   const Sizes written{moves ? order[2] : order[0], moves ? order[3] : order[1]};
   for (std::int64_t slot = 0; slot < 6; ++slot) {
-    const bool here = std::count(written.begin(), written.end(), slot) > 0;
+    const bool here = std::ranges::count(written, slot) > 0;
     const Pool& wanted = here ? stored : before;
     RC_ASSERT(same_bits(at(pool.values.view(), slot), at(wanted.values.view(), slot)));
     RC_ASSERT(same_bits(at(pool.scales.view(), slot), at(wanted.scales.view(), slot)));

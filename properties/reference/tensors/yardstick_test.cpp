@@ -106,7 +106,7 @@ TEST(TestData, isExactInHalfPrecision) {
 
 Array<double, 2> matrix(std::initializer_list<double> values) {
   Array<double, 2> array(Shape<2>{2, 2});
-  std::copy(values.begin(), values.end(), array.begin());
+  std::ranges::copy(values, array.begin());
   return array;
 }
 

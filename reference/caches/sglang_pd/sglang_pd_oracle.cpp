@@ -228,8 +228,8 @@ class SglangPdOracle final : public Subject {
     std::vector<Request*> transfers;
     for (auto& [id, request] : requests_)
       if (request.on_second && !request.is_moved) transfers.push_back(&request);
-    std::sort(transfers.begin(), transfers.end(),
-              [](const Request* a, const Request* b) { return a->transfer < b->transfer; });
+    std::ranges::sort(transfers,
+                      [](const Request* a, const Request* b) { return a->transfer < b->transfer; });
     Count ended = 0;
     for (Request* const request : transfers) {
       const bool is_over = request->has_failed_for_good || request->is_gone;
@@ -298,10 +298,10 @@ class SglangPdOracle final : public Subject {
   Count transfers_ = 0, copies_ = 0;
 };
 
-const Registration<OracleEntry> kSglangPd(
+const Registration<OracleEntry> kSglangPd{
     {"sglang-pd", [](const SubjectOptions& options) -> std::unique_ptr<Subject> {
        return std::make_unique<SglangPdOracle>(options.config);
-     }});
+     }}};
 
 }  // namespace
 }  // namespace lockstep::reference

@@ -15,7 +15,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "reference/models/hybrid/hybrid_config.hpp"

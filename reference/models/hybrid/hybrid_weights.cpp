@@ -26,9 +26,8 @@ double spread(double u) {
 }
 
 bool contains_one_of(std::string_view name, std::initializer_list<std::string_view> words) {
-  return std::any_of(words.begin(), words.end(), [&](std::string_view word) {
-    return name.find(word) != std::string_view::npos;
-  });
+  return std::ranges::any_of(
+      words, [&](std::string_view word) { return name.find(word) != std::string_view::npos; });
 }
 
 /// The factor of n / sqrt(in) in a matrix.

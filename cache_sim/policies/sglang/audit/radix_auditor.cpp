@@ -206,9 +206,7 @@ void RadixAuditor::collect_touched() {
       stamp_[touch.node.value] = operation_;
       touched_.push_back({touch.node, touch.kv, record(touch.node).child_count});
     } else if (touch.kv) {
-      std::find_if(touched_.begin(), touched_.end(), [&](const Touched& t) {
-        return t.node == touch.node;
-      })->kv = true;
+      std::ranges::find(touched_, touch.node, &Touched::node)->kv = true;
     }
   }
   touches.clear();
@@ -337,7 +335,7 @@ void RadixAuditor::reparent() {
   }
   if (born_.empty()) return;
   const auto is_born = [&](NodeIndex node) {
-    return std::find(born_.begin(), born_.end(), node) != born_.end();
+    return std::ranges::find(born_, node) != born_.end();
   };
   const auto pass_up = [&](NodeIndex node) {
     if (is_born(record(node).parent))
@@ -346,8 +344,8 @@ void RadixAuditor::reparent() {
   for (const Touched& touched : touched_)
     if (record(touched.node).exists() && !is_born(touched.node)) pass_up(touched.node);
   // The deepest first: a new node has its sum before it passes it on.
-  std::sort(born_.begin(), born_.end(),
-            [&](NodeIndex a, NodeIndex b) { return record(a).label.size > record(b).label.size; });
+  std::ranges::sort(
+      born_, [&](NodeIndex a, NodeIndex b) { return record(a).label.size > record(b).label.size; });
   for (const NodeIndex node : born_) pass_up(node);
 }
 
@@ -380,8 +378,7 @@ NodeIndex RadixAuditor::given_up_state(const Operation& operation) const {
   if (operation.verb != Verb::checkpoint || !policy_.options().lazy ||
       owned_states_ != policy_.state_pool().slot_count())
     return NodeIndex::none();
-  const auto mine = std::find_if(requests_.begin(), requests_.end(),
-                                 [&](const RequestRecord& r) { return r.id == operation.id; });
+  const auto mine = std::ranges::find(requests_, operation.id, &RequestRecord::id);
   if (mine == requests_.end() || !mine->state_locked || mine->locked == kRoot)
     return NodeIndex::none();
   const std::uint32_t tracked = mine->tracking.last_size;
@@ -391,8 +388,7 @@ NodeIndex RadixAuditor::given_up_state(const Operation& operation) const {
 }
 
 void RadixAuditor::follow_request(const Operation& operation) {
-  const auto mine = std::find_if(requests_.begin(), requests_.end(),
-                                 [&](const RequestRecord& r) { return r.id == operation.id; });
+  const auto mine = std::ranges::find(requests_, operation.id, &RequestRecord::id);
   if (mine == requests_.end()) return;
   const auto place = static_cast<std::uint32_t>(mine - requests_.begin());
   if (given_up_.exists() && stamp_[given_up_.value] == operation_) mine->state_locked = false;
@@ -407,10 +403,8 @@ void RadixAuditor::follow_request(const Operation& operation) {
 /// its state fits its KV.
 void RadixAuditor::check_request(const Operation& operation) {
   const auto& running = policy_.requests();
-  const auto now = std::find_if(running.begin(), running.end(),
-                                [&](const RadixRequest& r) { return r.id == operation.id; });
-  auto mine = std::find_if(requests_.begin(), requests_.end(),
-                           [&](const RequestRecord& r) { return r.id == operation.id; });
+  const auto now = std::ranges::find(running, operation.id, &RadixRequest::id);
+  auto mine = std::ranges::find(requests_, operation.id, &RequestRecord::id);
   if (now == running.end()) {
     if (mine == requests_.end()) return;
     count_locks(mine->locked, mine->state_locked, -1);
@@ -421,8 +415,7 @@ void RadixAuditor::check_request(const Operation& operation) {
     return;
   }
   if (mine == requests_.end()) {
-    mine = std::find_if(requests_.begin(), requests_.end(),
-                        [](const RequestRecord& r) { return !r.id.exists(); });
+    mine = std::ranges::find_if(requests_, [](const RequestRecord& r) { return !r.id.exists(); });
     if (mine == requests_.end()) mine = requests_.emplace(requests_.end());
     mine->id = operation.id;
     mine->salt = operation.salt;
@@ -563,13 +556,11 @@ void RadixAuditor::follow_held() {
   for (std::size_t i = 0; i < held_slots_.size(); ++i)
     own_state(held_slots_[i].slot, kOfHeld | static_cast<std::uint32_t>(i));
   for (HeldLock& mine : held_locks_) {
-    const auto now = std::find_if(policy_.held_locks().begin(), policy_.held_locks().end(),
-                                  [&](const HeldLock& held) { return held.name == mine.name; });
+    const auto now = std::ranges::find(policy_.held_locks(), mine.name, &HeldLock::name);
     if (now == policy_.held_locks().end()) count_locks(mine.node, true, -1);
   }
   for (const HeldLock& held : policy_.held_locks()) {
-    const auto mine = std::find_if(held_locks_.begin(), held_locks_.end(),
-                                   [&](const HeldLock& old) { return old.name == held.name; });
+    const auto mine = std::ranges::find(held_locks_, held.name, &HeldLock::name);
     if (mine == held_locks_.end()) count_locks(held.node, true, +1);
   }
   if (!held_locks_.empty() || !policy_.held_locks().empty()) held_locks_ = policy_.held_locks();
@@ -624,7 +615,7 @@ void RadixAuditor::check_path_cap(NodeIndex tail) {
   for (NodeIndex at = tail; at.exists() && at != kRoot; at = record(at).parent) {
     if (!record(at).state.exists()) continue;
     ++states;
-    const bool was_fork = std::find(bereft_.begin(), bereft_.end(), at) != bereft_.end();
+    const bool was_fork = std::ranges::find(bereft_, at) != bereft_.end();
     if (at != tail && record(at).state_locks == 0 && record(at).child_count == 1 && !was_fork)
       spare = at;
   }
@@ -723,14 +714,13 @@ void RadixAuditor::check_totals() {
   }
   const auto& free_states = policy_.state_pool().free_slots();
   const auto held =  // by a request that was passed over; its law is that of the copy
-      std::count_if(policy_.waiting().begin(), policy_.waiting().end(),
-                    [](const auto& entry) { return entry.second.slot.exists(); });
+      std::ranges::count_if(policy_.waiting(),
+                            [](const auto& entry) { return entry.second.slot.exists(); });
   if (owned_states_ + held + policy_.state_pool().free_count() != policy_.state_pool().slot_count())
     find_unconserved("state", state_owner_, policy_.state_pool().first_slot(), owned_states_,
                      policy_.state_pool().free_count(), [&](std::uint32_t slot) {
                        return slot >= policy_.state_pool().first_unused() ||
-                              std::find(free_states.begin(), free_states.end(), StateSlot{slot}) !=
-                                  free_states.end();
+                              std::ranges::find(free_states, StateSlot{slot}) != free_states.end();
                      });
 }
 

@@ -32,7 +32,7 @@ void RadixAuditor::recount_picture() {
   std::vector<std::uint32_t> order;
   for (std::uint32_t i = 1; i < tree.node_count(); ++i)
     if (tree.node({i}).alive) order.push_back(i);
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+  std::ranges::sort(order, [&](std::uint32_t a, std::uint32_t b) {
     return std::pair(tree.node({a}).depth(), tree.node({a}).serial) <
            std::pair(tree.node({b}).depth(), tree.node({b}).serial);
   });
@@ -222,8 +222,7 @@ void RadixAuditor::recount_slots() {
   }
   for (std::uint32_t i = 0; i < requests_.size(); ++i) {
     if (!requests_[i].id.exists()) continue;
-    const auto now = std::find_if(policy_.requests().begin(), policy_.requests().end(),
-                                  [&](const RadixRequest& r) { return r.id == requests_[i].id; });
+    const auto now = std::ranges::find(policy_.requests(), requests_[i].id, &RadixRequest::id);
     if (now == policy_.requests().end()) continue;
     scratch_.clear();
     cut(now->kv, now->owned, now->allocated, scratch_);

@@ -40,8 +40,7 @@ void RadixAuditor::follow_copies() {
   const HostTier& host = *policy_.host();
   for (const auto* const queue : {&host.backups, &host.loads})
     for (const CopyInFlight& now : *queue) {
-      if (std::any_of(copies_.begin(), copies_.end(),
-                      [&](const Copy& known) { return known.id == now.id; }))
+      if (std::ranges::any_of(copies_, [&](const Copy& known) { return known.id == now.id; }))
         continue;
       copies_.push_back({now.id, now.node});
       count_locks(now.node, true, +1);
@@ -69,7 +68,7 @@ void RadixAuditor::check_host() {
            std::to_string(listed), std::to_string(host.listed_windows.size()));
   if (host.storage) own_staged(kv_seen, states_seen);
   const auto conserve = [&](const char* what, const std::vector<char>& seen, const auto& pool) {
-    const std::int64_t owned = std::count(seen.begin(), seen.end(), 1);
+    const std::int64_t owned = std::ranges::count(seen, 1);
     if (owned + pool.free_count() != pool.slot_count())
       report(FindingKind::leak,
              fmt::format("{} host {} slots are free and {} are the tree's or a prefetch's",
@@ -245,18 +244,17 @@ void RadixAuditor::own_staged(std::vector<char>& kv_seen, std::vector<char>& sta
   std::vector<PrefetchRef> known(storage.looked_up.begin(), storage.looked_up.end());
   known.insert(known.end(), storage.to_read.begin(), storage.to_read.end());
   for (const PrefetchNews& news : storage.news)
-    if (std::find(known.begin(), known.end(), news.prefetch) == known.end())
-      known.push_back(news.prefetch);
+    if (std::ranges::find(known, news.prefetch) == known.end()) known.push_back(news.prefetch);
   std::vector<PrefetchRef> awaited;
   for (const auto& [name, waiting] : policy_.waiting()) {
     if (waiting.prefetch == nullptr) continue;
     awaited.push_back(waiting.prefetch);
-    if (std::find(known.begin(), known.end(), waiting.prefetch) == known.end())
+    if (std::ranges::find(known, waiting.prefetch) == known.end())
       report(FindingKind::leak, "a request waits for a prefetch that nobody will end",
              "one that is looked up, read or told of", "none of these");
   }
   for (const PrefetchRef& prefetch : known) {
-    const bool is_awaited = std::find(awaited.begin(), awaited.end(), prefetch) != awaited.end();
+    const bool is_awaited = std::ranges::find(awaited, prefetch) != awaited.end();
     own_kv(prefetch->kv, is_awaited ? 0 : prefetch->completed);
     if (prefetch->state.exists() && (is_awaited || !prefetch->state_ended))
       own(states_seen, prefetch->state.value, "state");
@@ -303,8 +301,8 @@ void RadixAuditor::check_host_locks() {
              fmt::format("{} and {}", kv[i], states[i]),
              fmt::format("{} and {}", copy.kv_lock, copy.state_lock));
     const auto is_settled = [](std::uint64_t id, const std::deque<CopyInFlight>& queue) {
-      return id != 0 && std::none_of(queue.begin(), queue.end(),
-                                     [&](const CopyInFlight& queued) { return queued.id == id; });
+      return id != 0 && std::ranges::none_of(
+                            queue, [&](const CopyInFlight& queued) { return queued.id == id; });
     };
     if (is_settled(copy.backup, host.backups) || is_settled(copy.load, host.loads))
       report(FindingKind::lock_imbalance,

@@ -149,8 +149,7 @@ void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
     case Verb::checkpoint:
     case Verb::finish: {
       if (refused || (operation.verb == Verb::finish && !operation.insert)) return;
-      const auto mine = std::find_if(requests_.begin(), requests_.end(),
-                                     [&](const RequestRecord& r) { return r.id == operation.id; });
+      const auto mine = std::ranges::find(requests_, operation.id, &RequestRecord::id);
       const RequestRecord& request = mine == requests_.end() ? last_gone_ : *mine;
       const std::uint32_t size = stored_size(operation, reply, request);
       use_by_insert(request.known, size, request.salt, existed);

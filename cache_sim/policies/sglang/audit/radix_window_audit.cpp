@@ -75,8 +75,7 @@ void RadixAuditor::check_windows() {
   if (listed != 0)
     report(FindingKind::lru_order, "the list of windows has other nodes than those with a window",
            "all of them, once", listed > 0 ? "fewer" : "more");
-  const auto owned = std::count_if(window_seen_.begin(), window_seen_.end(),
-                                   [](char owners) { return owners != 0; });
+  const auto owned = std::ranges::count_if(window_seen_, [](char owners) { return owners != 0; });
   if (owned + windows.pool.free_count() != windows.pool.slot_count())
     report(FindingKind::leak,
            fmt::format("{} slots of the windows are free and {} are somebody's",

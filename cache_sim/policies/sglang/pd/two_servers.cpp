@@ -32,8 +32,7 @@ std::vector<std::uint32_t> tensors_of(bool drafts) {
 
 /// The field draft_model; nothing where it names none.
 std::optional<DraftModel> draft_model_of(const Config& config) {
-  const auto* const name =
-      std::find(std::begin(kDraftModels), std::end(kDraftModels), config.text("draft_model"));
+  const auto* const name = std::ranges::find(kDraftModels, config.text("draft_model"));
   if (name == std::end(kDraftModels)) return std::nullopt;
   return static_cast<DraftModel>(name - std::begin(kDraftModels));
 }
@@ -511,12 +510,11 @@ const Registration<PolicyEntry> kTwoServers{
      .slots = slots_of_both,
      .capabilities = {Capability::tiers, Capability::disaggregation}}};
 
-const Registration<ConfigOption> kDecodeKv{
-    {.name = "decode_kv", .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}}};
-const Registration<ConfigOption> kDecodeStates{
-    {.name = "decode_states", .otherwise = "0", .number = {{0, std::int64_t{1} << 24}}}};
-const Registration<ConfigOption> kDrafts{{.name = "draft_model", .otherwise = kDraftModels[0]}};
-const Registration<ConfigOption> kSlices{{.name = "slices", .otherwise = "1", .number = {{1, 8}}}};
+const Registration<ConfigOption> kOptions{
+    {.name = "decode_kv", .otherwise = "0", .number = {{0, std::int64_t{1} << 30}}},
+    {.name = "decode_states", .otherwise = "0", .number = {{0, std::int64_t{1} << 24}}},
+    {.name = "draft_model", .otherwise = kDraftModels[0]},
+    {.name = "slices", .otherwise = "1", .number = {{1, 8}}}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

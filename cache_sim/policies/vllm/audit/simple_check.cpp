@@ -69,8 +69,8 @@ Findings check_load(const SimpleTier& tier, const BlockRequest& request, const B
     if (!is_state(rules.groups[group].kind)) continue;
     const BlockId last = block_at(request.tables[group].columns,
                                   ceil_div(request.computed, rules.groups[group].block) - 1);
-    if (std::none_of(load->copies.begin(), load->copies.end(),
-                     [&](const BlockCopy& copy) { return copy.target == last; }))
+    if (std::ranges::none_of(load->copies,
+                             [&](const BlockCopy& copy) { return copy.target == last; }))
       findings.push_back({FindingKind::wrong_state_prefix,
                           fmt::format("a load brings {}, and group {} gets no state of them",
                                       counted(request.computed, "token"), group),

@@ -279,7 +279,7 @@ class VllmAuditor final : public Auditor {
   void check_popped(const std::vector<BlockId>& popped) {
     for (std::size_t i = 0; i < popped.size(); ++i) {
       const BlockId head = records_[kNullBlock].next;
-      if (std::find(popped.begin(), popped.end(), head) == popped.end()) {
+      if (std::ranges::find(popped, head) == popped.end()) {
         report(FindingKind::lru_order,
                fmt::format("a block was taken while block {} stood at the head of the free queue",
                            head),
@@ -300,7 +300,7 @@ class VllmAuditor final : public Auditor {
     BlockId place = is_head ? kNullBlock : records_[kNullBlock].previous;
     const BlockId neighbour = is_head ? records_[kNullBlock].next : place;
     for (std::size_t i = 0; i < given.size(); ++i, at = step(at)) {
-      if (std::find(given.begin(), given.end(), at) == given.end()) {
+      if (std::ranges::find(given, at) == given.end()) {
         report(FindingKind::lru_order,
                fmt::format("blocks {} a key were given back, and block {} is among the {} of the "
                            "free queue",
@@ -445,8 +445,8 @@ class VllmAuditor final : public Auditor {
     const auto has_load = [&](OffloadTier::RequestId id) {
       const auto is_its = [&](const OffloadTier::Job& job) { return job.request == id; };
       const auto has = [&](const OffloadTier& of) {
-        return of.is_loaded(id) || std::any_of(of.loads().begin(), of.loads().end(), is_its) ||
-               std::any_of(of.new_loads().begin(), of.new_loads().end(), is_its);
+        return of.is_loaded(id) || std::ranges::any_of(of.loads(), is_its) ||
+               std::ranges::any_of(of.new_loads(), is_its);
       };
       return (tier != nullptr && has(*tier)) ||
              (simple != nullptr && (simple->is_loaded(id) || load_of(*simple, id) != nullptr));
@@ -532,7 +532,7 @@ class VllmAuditor final : public Auditor {
       for (const BlockPool::Entry& entry : pool_.entries_of(block)) {
         ++held;
         const std::vector<BlockId> holders = pool_.blocks_of(entry.group, entry.key);
-        const auto times = std::count(holders.begin(), holders.end(), block);
+        const auto times = std::ranges::count(holders, block);
         if (times != 1 || entry.block != block)
           return report(
               FindingKind::size_accounting,

@@ -53,7 +53,7 @@ void CpuChunks::end_load(std::span<const ChunkKey> keys) {
 bool CpuChunks::evict(std::int64_t shortfall, std::span<const ChunkKey> offered,
                       std::span<const ChunkKey> spared) {
   const auto names = [](std::span<const ChunkKey> keys, const ChunkKey& key) {
-    return std::find(keys.begin(), keys.end(), key) != keys.end();
+    return std::ranges::find(keys, key) != keys.end();
   };
   std::vector<ChunkKey> idle;
   for (auto next = order_.begin(); next != order_.end() && std::ssize(idle) < shortfall; ++next)
@@ -140,7 +140,7 @@ void CpuChunks::end_read(std::span<const ChunkKey> keys) {
 void CpuChunks::finish(Access& access) {
   if (access.generation != generation_) return;
   std::vector<ChunkKey> keys(access.seen.begin(), access.seen.end());
-  std::sort(keys.begin(), keys.end(), [](const ChunkKey& a, const ChunkKey& b) {
+  std::ranges::sort(keys, [](const ChunkKey& a, const ChunkKey& b) {
     return std::pair(a.tokens, a.group) > std::pair(b.tokens, b.group);
   });
   for (const ChunkKey& key : keys)

@@ -12,8 +12,7 @@ namespace lockstep::cache_sim {
 namespace {
 
 using nlohmann::json;
-using testing_support::run_program;
-using testing_support::ScratchFolder;
+using namespace testing_support;
 
 /// Two recurrent layers around one of attention, as an exporter writes it: layers of weights alone
 /// are left out.
@@ -142,7 +141,7 @@ TEST(EdgeLlmLayout, givesEverythingItsOwnSlot) {
       ++taken.at(layout.captured_state(layer, place).value);
   }
   EXPECT_EQ(taken[0], 0);  // the padding target
-  EXPECT_EQ(std::count(taken.begin(), taken.end(), 1), layout.states());
+  EXPECT_EQ(std::ranges::count(taken, 1), layout.states());
   EXPECT_EQ(layout.kv_row(0, layout.captured_row(2)) + layout.row_size, layout.kv() + 1);
 }
 

@@ -2,8 +2,6 @@
 // alpha that saves most.
 #include <gtest/gtest.h>
 
-#include <vector>
-
 #include "cache_sim/policies/marconi/marconi_policy.hpp"
 #include "cache_sim/search/swarm.hpp"
 

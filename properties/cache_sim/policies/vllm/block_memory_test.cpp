@@ -89,7 +89,7 @@ class RowChecker final : public BlockMemory {
         for (BlockStates& one : states) one.stores.pop_back();
         break;
       case Planted::stores_backwards:
-        for (BlockStates& one : states) std::reverse(one.stores.begin(), one.stores.end());
+        for (BlockStates& one : states) std::ranges::reverse(one.stores);
         break;
       case Planted::forgets_a_draft:
         for (BlockStates& one : states)

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <string>
 #include <vector>
 
 #include "properties/cache_sim/policies/vllm/vllm_server.hpp"
@@ -14,9 +13,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-using testing_support::drawn_vllm_config;
-using testing_support::run_vllm_server;
-using testing_support::VllmRun;
+using namespace testing_support;
 
 TEST(VllmWorkerAtLength, aMillionKeyedBlocksHoldTheirTokens) {
   VllmRun all;
@@ -35,7 +32,7 @@ TEST(VllmWorkerAtLength, aMillionKeyedBlocksHoldTheirTokens) {
 // Medians of eleven seeds: in how many runs, steps and comparisons a mutant shows.
 TEST(VllmWorkerAtLength, mutantsAreFoundFromEverySeed) {
   const auto median = [](std::vector<std::int64_t> of) {
-    std::sort(of.begin(), of.end());
+    std::ranges::sort(of);
     return of[of.size() / 2];
   };
   for (const char* const name : testing_support::kVllmMutants) {

@@ -1,13 +1,10 @@
 // The worker of vLLM's align mode over the blocks that `vllm-align` gives out: what has a key holds
 // the state and the KV of the key's tokens, and every forward begins with those of its own. Each of
 // the worker's rules is broken once, and found.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <iostream>
 #include <string>
-#include <vector>
 
 #include "properties/cache_sim/policies/vllm/vllm_server.hpp"
 #include "properties/support/search.hpp"
@@ -16,9 +13,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-using testing_support::drawn_vllm_config;
-using testing_support::run_vllm_server;
-using testing_support::VllmRun;
+using namespace testing_support;
 
 // A state block that is keyed for column p holds the state after exactly (p + 1) B tokens, or those
 // of its boundary inside the block; KV and conv rows likewise.

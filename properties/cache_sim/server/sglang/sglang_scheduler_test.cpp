@@ -3,8 +3,6 @@
 // SGLang's own scheduler are compared by `python3 fixtures/subjects/sglang schedule`.
 #include <gtest/gtest.h>
 
-#include <string>
-
 #include "properties/cache_sim/server/scheduler_server.hpp"
 
 namespace lockstep::cache_sim {

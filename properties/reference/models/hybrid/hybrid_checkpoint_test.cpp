@@ -8,7 +8,6 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
 
 #include "properties/reference/models/hybrid/hybrid_memory.hpp"
 #include "properties/reference/models/hybrid/preset_checkpoint.hpp"

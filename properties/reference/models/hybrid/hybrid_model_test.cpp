@@ -172,7 +172,7 @@ void run_requests(const HybridModel& model) {
         draw_verification(r, model);
       else
         draw_chunk(r);
-      if (!r.takes.empty() && std::any_of(running.begin(), running.end(), [](const Request* other) {
+      if (!r.takes.empty() && std::ranges::any_of(running, [](const Request* other) {
             return other != nullptr && !other->takes.empty();
           }))
         r.takes.clear();  // one slot for taken states
@@ -195,7 +195,7 @@ class Hybrid : public testing::TestWithParam<std::string_view> {};
 INSTANTIATE_TEST_SUITE_P(Presets, Hybrid, testing::ValuesIn(reference::hybrid_presets()),
                          [](const auto& info) {
                            std::string name(info.param);
-                           std::replace(name.begin(), name.end(), '-', '_');
+                           std::ranges::replace(name, '-', '_');
                            return name;
                          });
 

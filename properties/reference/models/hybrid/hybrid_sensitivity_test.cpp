@@ -187,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(
         Least{"tiny-window", {0, 0, 0, 0, 0, 0, 0, 0, 0.02, 0.02, 0.1, 0.05, 0.1}}),
     [](const auto& info) {
       std::string name(info.param.preset);
-      std::replace(name.begin(), name.end(), '-', '_');
+      std::ranges::replace(name, '-', '_');
       return name;
     });
 

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "cache_sim/model/label_state.hpp"
 #include "reference/base/registry.hpp"
