@@ -149,8 +149,8 @@ inline int serve(const std::string& greeting,
     } catch (...) {
       reply = "raised=what is no std::exception";
     }
-    std::ranges::replace(reply, '\n', ' ');  // an answer is one line
-    pipe << reply << std::endl;              // flushed, because Lockstep waits for the line
+    std::replace(reply.begin(), reply.end(), '\n', ' ');  // an answer is one line
+    pipe << reply << std::endl;  // flushed, because Lockstep waits for the line
   }
   std::cout.rdbuf(pipe.rdbuf());
   return 0;
