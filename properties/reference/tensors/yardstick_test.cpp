@@ -201,8 +201,7 @@ TEST(Yardstick, boundsTheWhole) {
 /// A tensor [6, 64] whose rows have magnitudes from 1 down to 1/4096 and whose elements vary within
 /// a row by as much, stored in `format`.
 struct Stored {
-  explicit Stored(Format format_)
-      : format(format_), truth(on_grid<double>(Shape<2>{6, 64}, {.seed = 5})) {
+  explicit Stored(Format in) : format(in), truth(on_grid<double>(Shape<2>{6, 64}, {.seed = 5})) {
     for (std::int64_t r = 0; r < 6; ++r)
       for (std::int64_t c = 0; c < 64; ++c)
         truth(r, c) = std::ldexp(truth(r, c) / 3, -2 * static_cast<int>(r) - (c % 4 == 0 ? 3 : 0));
