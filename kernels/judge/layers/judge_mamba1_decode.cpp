@@ -1,7 +1,7 @@
 // The cases of mamba1_decode, its definition, and common mistakes of implementations.
 #include <fmt/format.h>
 
-#include "kernels/judge/operation.hpp"
+#include "kernels/judge/layers/mamba1_host.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/recurrent/mamba1_decode.hpp"
@@ -129,34 +129,18 @@ const std::vector<Mistake> kMistakes{
 };
 
 template <class S>
-struct Host {
+struct Host : Mamba1Host<S> {
+  using Base = Mamba1Host<S>;
+  using Base::x, Base::dt, Base::bias, Base::rows;
+
   Host(const Case& c, std::string_view mistake)
-      : rows(c),
-        x(array_of<S, 2>(c, "x")),
-        dt(array_of<S, 2>(c, "dt")),
-        A(array_of<S, 2>(c, "A")),
-        B(array_of<S, 2>(c, mistake == "swapped-BC" ? "C" : "B")),
-        C(array_of<S, 2>(c, mistake == "swapped-BC" ? "B" : "C")),
-        state(array_of<S, 3>(c, "state")),
-        z(maybe_array_of<S, 2>(c, "z")),
+      : Base(c, mistake),
         low(maybe_array_of<S, 2>(c, "dt_low")),
-        skip(maybe_array_of<S, 1>(c, "D")),
-        bias(maybe_array_of<S, 1>(c, "dt_bias")),
         b_weight(maybe_array_of<S, 1>(c, "b_weight")),
         c_weight(maybe_array_of<S, 1>(c, "c_weight")) {
     if (const auto eps = c.number("norm_eps")) norm_eps = static_cast<S>(*eps);
-    softplus = (c.flag("dt_softplus") && mistake != "no-softplus") || mistake == "always-softplus";
-    change_slots(rows, mistake, x.extent(0));
     change_norms(mistake);
-    if (mistake == "no-dt-bias") bias.reset();
-    if (mistake == "no-D") skip.reset();
-    if (mistake == "no-z") z.reset();
-    for (S& a : A) {
-      if (mistake == "no-decay") a = S{0};
-      if (mistake == "log-A") a = -std::exp(a);
-      if (mistake == "grow") a = -a;
-    }
-    if (mistake == "from-zero") start_from_zero(state);
+    if (mistake == "from-zero") start_from_zero(this->state);
   }
 
   void change_norms(std::string_view mistake) {
@@ -177,26 +161,18 @@ struct Host {
   }
 
   reference::Mamba1Decode<S> inputs() const {
-    reference::Mamba1Decode<S> in{.x = x, .dt = dt, .A = A, .B = B, .C = C};
-    if (skip) in.skip = skip->view();
-    if (z) in.z = z->view();
-    if (bias) in.dt_bias = bias->view();
+    auto in = Base::template inputs_of<reference::Mamba1Decode<S>>();
     if (low) in.dt_low = low->view();
     if (b_weight) in.b_weight = b_weight->view();
     if (c_weight) in.c_weight = c_weight->view();
-    in.dt_softplus = softplus;
     in.norm_eps = norm_eps;
     in.slots = rows.slots();
     return in;
   }
 
-  HostRows rows;
-  Array<S, 2> x, dt, A, B, C;
-  Array<S, 3> state;
-  std::optional<Array<S, 2>> z, low;
-  std::optional<Array<S, 1>> skip, bias, b_weight, c_weight;
+  std::optional<Array<S, 2>> low;
+  std::optional<Array<S, 1>> b_weight, c_weight;
   std::optional<S> norm_eps;
-  bool softplus = false;
 };
 
 template <class S>

@@ -2,7 +2,7 @@
 // time, and the judge does not measure their rate.
 #include <fmt/format.h>
 
-#include "kernels/judge/operation.hpp"
+#include "kernels/judge/layers/mamba1_host.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/recurrent/mamba1_prefill.hpp"
@@ -109,52 +109,25 @@ const std::vector<Mistake> kMistakes{
 constexpr std::int64_t kChunk = 64;
 
 template <class S>
-struct Host {
+struct Host : Mamba1Host<S> {
+  using Base = Mamba1Host<S>;
+  using Base::rows;
+
   Host(const Case& c, std::string_view mistake)
-      : rows(c),
-        x(array_of<S, 2>(c, "x")),
-        dt(array_of<S, 2>(c, "dt")),
-        A(array_of<S, 2>(c, "A")),
-        B(array_of<S, 2>(c, mistake == "swapped-BC" ? "C" : "B")),
-        C(array_of<S, 2>(c, mistake == "swapped-BC" ? "B" : "C")),
-        state(array_of<S, 3>(c, "state")),
-        z(maybe_array_of<S, 2>(c, "z")),
-        skip(maybe_array_of<S, 1>(c, "D")),
-        bias(maybe_array_of<S, 1>(c, "dt_bias")),
-        resumes(maybe_array_of<bool, 1>(c, "has_initial_state")) {
-    softplus = (c.flag("dt_softplus") && mistake != "no-softplus") || mistake == "always-softplus";
-    change_slots(rows, mistake, x.extent(0));
-    if (mistake == "no-dt-bias") bias.reset();
-    if (mistake == "no-D") skip.reset();
-    if (mistake == "no-z") z.reset();
-    for (S& a : A) {
-      if (mistake == "no-decay") a = S{0};
-      if (mistake == "log-A") a = -std::exp(a);
-      if (mistake == "grow") a = -a;
-    }
+      : Base(c, mistake), resumes(maybe_array_of<bool, 1>(c, "has_initial_state")) {
     if (mistake == "fresh-rows-resume" && resumes) fill(resumes->view(), true);
     if (mistake == "from-zero")
       resumes = Array<bool, 1>(Shape<1>{rows.starts->extent(0) - 1}, false);
   }
 
   reference::Mamba1Prefill<S> inputs() const {
-    reference::Mamba1Prefill<S> in{.x = x, .dt = dt, .A = A, .B = B, .C = C};
-    if (skip) in.skip = skip->view();
-    if (z) in.z = z->view();
-    if (bias) in.dt_bias = bias->view();
-    in.dt_softplus = softplus;
+    auto in = Base::template inputs_of<reference::Mamba1Prefill<S>>();
     in.rows = {.query_start_loc = rows.query_start_loc(), .slots = rows.slots()};
     if (resumes) in.rows.has_initial_state = resumes->view();
     return in;
   }
 
-  HostRows rows;
-  Array<S, 2> x, dt, A, B, C;
-  Array<S, 3> state;
-  std::optional<Array<S, 2>> z;
-  std::optional<Array<S, 1>> skip, bias;
   std::optional<Array<bool, 1>> resumes;
-  bool softplus = false;
 };
 
 /// The definition token by token, with a mistake of chunks.
