@@ -28,16 +28,18 @@ if(TARGET lockstep_views)
   file(GLOB candidate_sources CONFIGURE_DEPENDS fixtures/candidates/*.cpp)
   add_library(lockstep_candidates MODULE ${candidate_sources})
   set_target_properties(lockstep_candidates PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
-  target_link_libraries(lockstep_candidates PRIVATE lockstep_requirements lockstep_views)
+  target_link_libraries(lockstep_candidates PRIVATE lockstep_requirements lockstep_views lockstep_compiled)
+  target_compile_options(lockstep_candidates PRIVATE ${judge_level})
+  target_precompile_headers(lockstep_candidates REUSE_FROM lockstep_judge)
 endif()
 
 # --- Programs of tests ----------------------------------------------------------------------------
 
 function(lockstep_compile_tests target)  # lockstep_compile_tests(TARGET [HEADERS…]): with HEADERS precompiled too
-  # A quarter to two fifths less to compile than at -O3: what takes long when tests run lies in the parts, which are
+  # Two fifths less to compile than at -O3: what takes long when tests run lies in the parts, which are
   # optimized. Only where all shapes are tested, on a machine with a GPU, references in the tests take most of the time.
   if(NOT LOCKSTEP_ALL_SHAPES)
-    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Og>)
   endif()
   target_precompile_headers(${target} PRIVATE
     <algorithm> <array> <charconv> <cmath> <filesystem> <fstream> <functional> <map> <memory> <optional> <set> <span>
@@ -100,7 +102,6 @@ if(TARGET lockstep_torch AND TARGET lockstep_views)
   target_link_libraries(lockstep_torch_tests PRIVATE
     lockstep_requirements lockstep_views lockstep_compiled lockstep_torch GTest::gtest_main rapidcheck_gtest ${CMAKE_DL_LIBS})
   lockstep_precompile_torch(lockstep_torch_tests)
-  target_compile_options(lockstep_torch_tests PRIVATE -O1)
   target_compile_definitions(lockstep_torch_tests PRIVATE
     LOCKSTEP_TORCH_OPS="$<TARGET_FILE:lockstep_torch_ops>" LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_dependencies(lockstep_torch_tests lockstep_torch_ops)
@@ -114,13 +115,12 @@ if(TARGET lockstep_numbers_torch)
   target_compile_definitions(lockstep_number_support PRIVATE
     LOCKSTEP_PROGRAM="$<TARGET_FILE:lockstep>" LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}" LOCKSTEP_CANDIDATES="")
   add_executable(lockstep_numbers_torch_tests ${number_sources} $<TARGET_OBJECTS:lockstep_number_support>)
-  target_link_libraries(lockstep_numbers_torch_tests PRIVATE lockstep_sim lockstep_reference lockstep_numbers
+  target_link_libraries(lockstep_numbers_torch_tests PRIVATE lockstep_once lockstep_sim lockstep_reference lockstep_numbers
     lockstep_models lockstep_numbers_torch lockstep_judge lockstep_compiled $<TARGET_NAME_IF_EXISTS:lockstep_device>
     GTest::gtest_main GTest::gmock ${CMAKE_DL_LIBS})
   target_compile_definitions(lockstep_numbers_torch_tests PRIVATE
     LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   lockstep_precompile_torch(lockstep_numbers_torch_tests)
-  target_compile_options(lockstep_numbers_torch_tests PRIVATE -O1)
   add_dependencies(lockstep_numbers_torch_tests lockstep lockstep-torch)
 endif()
 if(TARGET lockstep_static_kv)
@@ -128,7 +128,6 @@ if(TARGET lockstep_static_kv)
   target_link_libraries(lockstep_static_kv_tests PRIVATE
     lockstep_static_kv lockstep_reference lockstep_models lockstep_compiled GTest::gtest_main ${CMAKE_DL_LIBS})
   lockstep_precompile_torch(lockstep_static_kv_tests)
-  target_compile_options(lockstep_static_kv_tests PRIVATE -O1)
   add_dependencies(lockstep_static_kv_tests lockstep_static_kv_generate)
 endif()
 if(TARGET lockstep_cuda_graph)  # the same tests over CUDA graphs, and their times (bench/static_kv_on_gpu.sh)

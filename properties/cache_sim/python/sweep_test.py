@@ -256,9 +256,9 @@ class Findings(Sweeps):
         toy = f"{sys.executable} {ROOT / 'fixtures' / 'subjects' / 'toy_server.py'}"
         made = self.plan(f"""
             [server]
-            server = llama --program '{toy} --bug stops-early' --model toy --config slots=1,clients=1 --findings 1
-            requests = 60
-            unit = 30
+            server = llama --program '{toy} --bug stops-early' --model toy --config slots=1,clients=1 --findings 1 --shrink-lives 10
+            requests = 40
+            unit = 20
             """, 2)
         report = self.through(made)
         self.assertEqual(report["status"], 10)
