@@ -1189,10 +1189,16 @@ TEST(TorchOpsRefuse, aMovesBadArgumentsByName) {
                    {"intermediate", zeros({2, 16})},
                    {"intermediate", zeros({2, 3, 16}, at::kHalf)},
                    {"slots", list({0, 6})},
+                   {"slots", list({1, 1})},
                    {"slots", list({0})},
                    {"num_accepted_tokens", list({1, 4})},
                    {"num_accepted_tokens", list({1})},
                    {"num_accepted_tokens", zeros({2})}});
+  // A row without an accepted token writes nothing, so its slot may be another row's.
+  call("state_scatter_accepted", {{"state", pool[0]},
+                                  {"intermediate", zeros({2, 3, 16})},
+                                  {"slots", list({1, 1})},
+                                  {"num_accepted_tokens", list({0, 3})}});
 }
 
 }  // namespace
