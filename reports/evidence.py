@@ -5,7 +5,8 @@
 
     evidence.py check                 every kernel's evidence is of the sources that are there now, with
                                       one entry for each card that measured it, whose errors the yardstick
-                                      allows, or the kernel is listed in reports/pending.json with a reason
+                                      allows and whose rates and shares are those of its bytes, flops and
+                                      times, or the kernel is listed in reports/pending.json with a reason
     evidence.py digest [OPERATION]    what the sources are now
     evidence.py measured              the digests and the commit as JSON, for bench/on_gpu.sh: written where
                                       the measuring happens, so that evidence names what was measured
@@ -21,7 +22,8 @@
                                       cases. An operation whose sources are not those that were measured is
                                       refused, and the exit status is 1
     evidence.py selftest              check notices a changed source, no changed comment, and a card without
-                                      figures, with two entries or with too large an error; merge takes an
+                                      figures, with two entries, with too large an error or with a rate or
+                                      share that its row does not give; merge takes an
                                       operation without a speed row, keeps another card's figures over the same
                                       sources and over no other, refuses other sources, and adds sanitizers and
                                       rows to the evidence that they are of, and to no other
@@ -45,6 +47,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
+RATES = ("copy_gbps", "matmul_tflops")  # against which limit_share is counted
 MACHINE = ("gpu", "driver", "cuda", "copy_gbps", "read_gbps", "matmul_tflops")  # of speed.json, for each entry
 OUR_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 
@@ -127,7 +130,23 @@ def unsound_chips(chips):
     if beyond := [f"{entry['case']} on {chip['gpu']}" for chip in chips for entry in chip["accuracy"]
                   if share_of_bound(entry) > 1]:
         return f"the yardstick does not allow the error of {', '.join(beyond)}"
+    if wrong := [f"{row['case']} on {chip['gpu']} says {name}={row.get(name)} for {value:.6g}" for chip in chips
+                 for row in chip.get("speed", []) if "time_us" in row for name, value in miscounted(row, chip)]:
+        return f"bytes, flops and time do not give the figures of rows: {', '.join(wrong)}"
     return ""
+
+
+def miscounted(row, chip):
+    """(name, right value) of each figure that does not follow from a row's bytes, flops and time, beyond rounding.
+    The rates are those of the row's own run where it names them, else those of its card's entry."""
+    us = row["time_us"]
+    copy_gbps, tflops = (row.get(rate, chip[rate]) for rate in RATES)
+    gbps = row["bytes"] / us / 1e3
+    share = max(gbps / copy_gbps, row.get("flops", 0) / us / 1e6 / tflops)
+    for name, value, digits in (("gbps", gbps, 1), ("limit_share", share, 4)):
+        rounding = 0.51 * 10**-digits + value * (0.00051 / us + 1e-4)  # of the figure; of the time and the rates
+        if not abs(row.get(name, float("nan")) - value) <= rounding:
+            yield name, value
 
 
 def share_of_bound(entry):
@@ -172,9 +191,11 @@ def measured(root):
     return {"commit": commit_of(root), "sources": {name: digest(root, name) for name in operations(root)}}
 
 
-def with_rows(chip, rows):
-    """The card's entry with rows of speed in the places of those of the same cases; new cases go behind them."""
-    new = {row["case"]: row for row in rows}
+def with_rows(chip, rows, machine):
+    """The card's entry with rows of speed in the places of those of the same cases; new cases go behind them. Rows name
+    the rates of their run where the entry has others."""
+    others = {rate: machine[rate] for rate in RATES if machine[rate] != chip[rate]}
+    new = {row["case"]: row | others for row in rows}
     old = [new.pop(row["case"], row) for row in chip["speed"]]
     return chip | {"speed": old + list(new.values())}
 
@@ -229,7 +250,7 @@ def merge(root, results):
             if other := [key for key in ("driver", "cuda") if chip[key] != machine[key]]:
                 refused.append(f"{operation}: its cases were measured with another {other[0]}; its evidence stays")
                 continue
-            evidence = with_chip(evidence, with_rows(chip, rows))
+            evidence = with_chip(evidence, with_rows(chip, rows, machine))
         file.parent.mkdir(exist_ok=True)
         write(root, file, evidence | ({"sanitizer": tools} if tools else {}))
     return refused
@@ -255,6 +276,14 @@ def selftest(root):
                                "the error of out on one") for error in (2, None, float("nan")))):
             file.write_text(json.dumps(sound | {"chips": chips}))
             assert [text in said for said in complaints(copy)] == [True], (text, complaints(copy))
+        row = {"case": "B=1", "bytes": 4_000_000, "time_us": 2.0, "gbps": 2000.0, "limit_share": 0.5}
+        for change, wrong in (({}, ""), ({"gbps": 2001.0}, "gbps=2001.0 for 2000"), ({"bytes": 4_010_000}, "gbps=2000.0"),
+                              ({"limit_share": 0.501}, "limit_share=0.501 for 0.5"), ({"limit_share": float("nan")}, "=nan"),
+                              ({"copy_gbps": 3000.0}, "for 0.666667"), ({"copy_gbps": 3000.0, "limit_share": 0.6667}, ""),
+                              ({"flops": 10**9}, "for 0.625"), ({"flops": 10**9, "limit_share": 0.625}, "")):
+            one = sound["chips"][0] | {"copy_gbps": 4000.0, "matmul_tflops": 800.0, "speed": [row | change]}
+            file.write_text(json.dumps(sound | {"chips": [one]}))
+            assert [wrong in said for said in complaints(copy)] == [True] * bool(wrong), (change, complaints(copy))
         file.write_text(json.dumps(sound))
         for seed in "12":  # of the order in which Python walks through a set
             said = subprocess.run([sys.executable, root / "reports/evidence.py", "digest"], check=True, text=True,
@@ -349,9 +378,10 @@ def selftest(root):
         assert merged("sanitizer", dict.fromkeys(SANITIZERS, 3) | {"operations": [timed]}) == []
         assert evidence_of(timed)["sanitizer"] == dict.fromkeys(SANITIZERS, 3)
         assert evidence_of(untimed)["sanitizer"] == dict.fromkeys(SANITIZERS, 0)
-        rows = [{"case": "None", "time_us": 2}, {"case": "B=9"}]
-        assert merged("speed", numbers | {"operations": {timed: rows}}) == []
-        assert chips_of(timed)["one"]["speed"] == rows and chips_of(untimed)["one"]["speed"] == []
+        rows = [{"case": "None", "peers": []}, {"case": "B=9"}]
+        assert merged("speed", numbers | {"copy_gbps": 2, "operations": {timed: rows}}) == []
+        assert chips_of(timed)["one"]["speed"] == [row | {"copy_gbps": 2} for row in rows], chips_of(timed)
+        assert chips_of(untimed)["one"]["speed"] == []
         assert chips_of(timed)["two"]["speed"] == [{"case": "two"}]
         assert evidence_of(timed)["sanitizer"] == dict.fromkeys(SANITIZERS, 3)
         assert "another driver" in merged("speed", numbers | {"driver": 2, "operations": {timed: rows[:1]}})[0]

@@ -182,7 +182,7 @@ def measure(case, key, loaded, rates, rounds, dead, turn):
             torch.cuda.synchronize()  # throws where the process has lost its GPU
             absent.append({"name": contestant.name, "why": why})
     times = interleaved(graphs, rounds, turn)
-    row = {"case": case.name, "bytes": case.bytes}
+    row = {"case": case.name, "bytes": case.bytes} | ({"flops": case.flops} if case.flops else {})
     ours = times.pop(peers.OURS, None)
     if ours is not None:
         gbps = case.bytes / ours / 1e3

@@ -24,6 +24,7 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
     check_sums(reply, findings);
     check_locks(reply, findings);
   }
+  check_all_free(operation, reply, findings);
   if (operation.verb == Verb::extend) check_chunk(operation, reply, findings);
   if (operation.verb == Verb::admit) {
     const Content prompt = content_of(operation);
@@ -152,6 +153,29 @@ void ClosedSubject::check_locks(const Reply& reply, Findings& findings) const {
                                   counted(least, "token"), promises_.locks),
                       fmt::format("at least {}", (least - 1) / promises_.locks + 1),
                       std::to_string(locked)});
+}
+
+/// Reports memory that was free before, and is not after a flush while no request runs. With
+/// `overlap` or another tier a step or a copy may still use it.
+void ClosedSubject::check_all_free(const Operation& operation, const Reply& reply,
+                                   Findings& findings) {
+  only_requests_ &= capability_of(operation.verb) == Capability::request;
+  flushed_ = operation.verb == Verb::flush || (flushed_ && operation.verb == Verb::check);
+  const bool all_free = flushed_ && only_requests_ && requests_.empty() && config_.overlap == 0 &&
+                        !has_host_tier(config_) && !has_disk(config_);
+  const auto compare = [&](const char* what, ReplyField field, std::int64_t& most) {
+    if (!reply.has(field)) return;
+    const std::int64_t now = reply.get(field);
+    most = std::max(most, now);
+    if (!all_free || now == most) return;
+    findings.push_back({FindingKind::leak,
+                        fmt::format("{} {} are free after a flush with no request running, and {} "
+                                    "were before",
+                                    now, what, most),
+                        fmt::format("at least {}", most), std::to_string(now)});
+  };
+  compare("KV slots", ReplyField::kv_free, kv_free_);
+  compare("state slots", ReplyField::states_free, states_free_);
 }
 
 /// Reports a chunk of a prompt that is not its last and ends off the promised grid.

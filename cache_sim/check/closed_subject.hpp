@@ -60,6 +60,7 @@ class ClosedSubject {
   std::int64_t largest(ReplyField field, const Operation& operation) const;
   void check_sums(const Reply& reply, Findings& findings) const;
   void check_locks(const Reply& reply, Findings& findings) const;
+  void check_all_free(const Operation& operation, const Reply& reply, Findings& findings);
   void check_chunk(const Operation& operation, const Reply& reply, Findings& findings) const;
   void check_progress(const Operation& operation, Findings& findings) const;
   void check_output(const Operation& operation, const Reply& reply, Findings& findings);
@@ -82,7 +83,11 @@ class ClosedSubject {
   std::map<std::uint32_t, Content> captured_;  // by Name::index()
   /// By space and digest of the prefix.
   std::map<std::pair<std::uint32_t, std::uint64_t>, Sampled> sampled_;
-  std::int64_t locks_ = 0;  // of tree verbs
+  std::int64_t locks_ = 0;     // of tree verbs
+  bool only_requests_ = true;  // no verb has come that can hold memory without a request
+  bool flushed_ = false;       // nothing but checks has come since a flush
+  std::int64_t kv_free_ = 0;   // the most that an answer has said
+  std::int64_t states_free_ = 0;
   Promises promises_;
   bool promise_ends_ = false;      // something was evicted, moved or stored otherwise
   std::vector<Content> finished_;  // all tokens of requests that were stored at their end

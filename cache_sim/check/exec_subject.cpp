@@ -250,7 +250,7 @@ Result<void> ExecSubject::start(const ChildOptions& options) {
       return cannot_start(std::strerror(error));
   }
   const Result<std::string> answer = ask(std::move(*hello));
-  if (!answer && is_fresh && answer.error().finding == FindingKind::subject_died)
+  if (!answer && is_fresh && answer.error().finding != FindingKind::subject_garbled)
     return fail(answer.error().text, kExitEnvironment);
   if (!answer) return tl::unexpected(answer.error());
   if (const Answer said = split(*answer); said.raised) return raised_behind("hello", *said.raised);

@@ -34,9 +34,10 @@ struct ChildOptions {
 
 /// Starts the child in a process group of its own and greets it. Where `children` has a process of
 /// this command that can be greeted again, that one is greeted instead. Failures, here and later:
-///   the environment   the child dies before its first answer to hello, or the answer announces
-///                     nothing that Lockstep speaks
-///   a finding         silence, an answer that cannot be understood, death after the greeting
+///   the environment   the process dies before its first answer to hello, or gives none in time (a
+///                     busy machine may not have started it), or the answer announces nothing that
+///                     Lockstep speaks
+///   a finding         an answer that cannot be understood; silence and death after the greeting
 ///   bad input         a tree verb for a child that understands request verbs only
 /// A finding ends the child, and every later operation returns the same finding. The child's
 /// standard error is kept apart from Lockstep's; where the child dies, its last line is quoted.

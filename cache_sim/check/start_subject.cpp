@@ -40,8 +40,7 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
     if (!common_fields().contains(field) && !policy.config_fields.contains(field))
       return fail(fmt::format("policy {} does not use the config field {}", policy.name, field));
   if (const std::vector<Config::Idle> idle = config.idle(); !idle.empty())
-    return fail(fmt::format("field {}: it has no effect without {}=", idle.front().option,
-                            idle.front().needs));
+    return fail(fmt::format("field {}: it has no effect {}", idle.front().field, idle.front().why));
   if (policy.has_states && config.state_slots == 0)
     return fail(
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
@@ -133,6 +132,8 @@ Started start_policy(const std::string& name, const RunOptions& options) {
   if (entry == nullptr) return unknown(name, options.config);
   if (const Result<void> fits = check_config(*entry, options.config); !fits)
     return tl::unexpected(fits.error());
+  if (options.check == CheckLevel::off && options.config.options.contains(kFidelityField))
+    return fail("field fidelity: it has no effect with --check off, which looks into no slot");
   auto seat = std::make_unique<SubjectSeat>();
   seat->capabilities = entry->capabilities | kRequests;
   SubjectOptions subject{.config = options.config, .layers = &no_layers};

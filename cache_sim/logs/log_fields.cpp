@@ -10,8 +10,7 @@ namespace {
 constexpr Nanoseconds kSecond = 1'000'000'000;
 constexpr std::int64_t kMostId = std::numeric_limits<std::uint32_t>::max();
 
-}  // namespace
-
+/// A name that is safe in a trace, in a table and on a terminal.
 Result<std::string> read_id(const Record& line, std::string_view field) {
   Result<std::string> id = line.text(field);
   if (!id) return id;
@@ -21,16 +20,15 @@ Result<std::string> read_id(const Record& line, std::string_view field) {
   return id;
 }
 
-Result<void> read_tokens(const Record& prompt_line, std::string_view prompt_field,
-                         const Record& output_line, std::string_view output_field,
-                         LoggedRequest& request) {
-  const auto prompt = prompt_line.integers(prompt_field, 0, kMostId);
+/// Sets prompt and output from two lists of token ids.
+Result<void> read_tokens(const LogField& prompts, const LogField& outputs, LoggedRequest& request) {
+  const auto prompt = prompts.line.integers(prompts.name, 0, kMostId);
   if (!prompt) return tl::unexpected(prompt.error());
-  if (prompt->empty()) return prompt_line.error(prompt_field, "a prompt has at least one token");
-  const auto output = output_line.integers(output_field, 0, kMostId);
+  if (prompt->empty()) return prompts.line.error(prompts.name, "a prompt has at least one token");
+  const auto output = outputs.line.integers(outputs.name, 0, kMostId);
   if (!output) return tl::unexpected(output.error());
   if (prompt->size() + output->size() > Tokens::kMaxSize)
-    return output_line.error(output_field, "prompt and output have more than 2^24 tokens");
+    return outputs.line.error(outputs.name, "prompt and output have more than 2^24 tokens");
   std::vector<std::uint32_t> ids(prompt->begin(), prompt->end());
   ids.insert(ids.end(), output->begin(), output->end());
   request.tokens = Tokens::of_ids(std::move(ids));
@@ -38,6 +36,7 @@ Result<void> read_tokens(const Record& prompt_line, std::string_view prompt_fiel
   return {};
 }
 
+/// Reads the fields that a line of every format may have.
 Result<void> read_marks(const Record& line, LoggedRequest& request) {
   if (line.has("salt")) {
     const Result<std::string> salt = read_id(line, "salt");
@@ -58,6 +57,23 @@ Result<void> read_marks(const Record& line, LoggedRequest& request) {
   request.start = *start;
   request.end = *end;
   return {};
+}
+
+}  // namespace
+
+Result<LoggedRequest> read_request(const Record& line, const LogField& id, const LogField& prompt,
+                                   const LogField& output, const LogField& cached) {
+  LoggedRequest request;
+  const Result<std::string> name = read_id(id.line, id.name);
+  if (!name) return tl::unexpected(name.error());
+  request.id = *name;
+  if (const auto read = read_tokens(prompt, output, request); !read)
+    return tl::unexpected(read.error());
+  const auto tokens = cached.line.integer(cached.name, 0, Tokens::kMaxSize);
+  if (!tokens) return tl::unexpected(tokens.error());
+  request.cached = *tokens;
+  if (const auto read = read_marks(line, request); !read) return tl::unexpected(read.error());
+  return request;
 }
 
 }  // namespace lockstep::cache_sim

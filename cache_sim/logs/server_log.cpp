@@ -163,7 +163,7 @@ class OutputJudge {
   void judge(const LoggedRequest& request, LogVerdict& verdict) {
     ++verdict.greedy;
     const Truths::Following known = truths_.find(request.tokens, request.prompt_size);
-    if (known.truth == nullptr) return compare_requests(request, verdict.findings);
+    if (known.truth == nullptr) return compare_requests(request, verdict);
     ++verdict.with_truth;
     compare_with(*known.truth, request, verdict);
   }
@@ -174,6 +174,7 @@ class OutputJudge {
   void compare_with(const Truth& truth, const LoggedRequest& request, LogVerdict& verdict) {
     const std::uint32_t both = std::min(truth.tokens.size(), request.tokens.size());
     for (std::uint32_t at = request.prompt_size; at < both; ++at) {
+      ++verdict.tokens;
       if (request.tokens[at] == truth.tokens[at]) continue;
       const double gap = truth.gaps[at - truth.prompt_size];
       if (gap < truths_.gap_min()) {
@@ -193,14 +194,15 @@ class OutputJudge {
     }
   }
 
-  void compare_requests(const LoggedRequest& request, std::vector<LogFinding>& findings) {
+  void compare_requests(const LoggedRequest& request, LogVerdict& verdict) {
     const std::uint64_t salt = request.salt.index();
     for (std::uint32_t at = request.prompt_size; at < request.tokens.size(); ++at) {
       const std::uint64_t before = mix64(request.tokens.digest(at) ^ mix64(salt)) ^ at;
       const auto [said, first] = said_.try_emplace(before, Said{request.tokens[at], &request});
-      if (first || said->second.token == request.tokens[at]) continue;
+      verdict.tokens += first ? 0 : 1;
+      if (said->second.token == request.tokens[at]) continue;
       const LoggedRequest& other = *said->second.by;
-      findings.push_back(
+      verdict.findings.push_back(
           {request.place,
            request.id,
            {FindingKind::output_differs,

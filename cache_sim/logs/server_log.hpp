@@ -60,6 +60,7 @@ struct LogVerdict {
   std::int64_t with_truth = 0;  ///< of these: compared with the truth of their prompt
   /// of these: differ from the truth at a token whose two best logits are too close to decide
   std::int64_t near_ties = 0;
+  std::int64_t tokens = 0;  ///< of outputs: compared with a truth or with another request's
 };
 
 /// Finds results that no server can give that keeps only what it computed:

@@ -7,20 +7,13 @@ namespace lockstep::cache_sim {
 namespace {
 
 Result<LoggedRequest> read_sglang(const Record& line) {
-  LoggedRequest request;
   const Result<Record> meta = line.object("meta_info");
   if (!meta) return tl::unexpected(meta.error());
-  const Result<std::string> id = read_id(*meta, "id");
-  if (!id) return tl::unexpected(id.error());
-  request.id = *id;
-  if (const auto read = read_tokens(line, "input_ids", line, "output_ids", request); !read)
-    return tl::unexpected(read.error());
-  const auto prompt = meta->integer("prompt_tokens", request.prompt_size, request.prompt_size);
+  Result<LoggedRequest> request = read_request(line, {*meta, "id"}, {line, "input_ids"},
+                                               {line, "output_ids"}, {*meta, "cached_tokens"});
+  if (!request) return request;
+  const auto prompt = meta->integer("prompt_tokens", request->prompt_size, request->prompt_size);
   if (!prompt) return tl::unexpected(prompt.error());
-  const auto cached = meta->integer("cached_tokens", 0, Tokens::kMaxSize);
-  if (!cached) return tl::unexpected(cached.error());
-  request.cached = *cached;
-  if (const auto read = read_marks(line, request); !read) return tl::unexpected(read.error());
   return request;
 }
 

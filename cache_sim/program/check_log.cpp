@@ -29,10 +29,12 @@ struct CheckLogWords {
 /// The end of a sentence: the outputs that were compared, and with which truth.
 std::string comparison_text(const CheckLogWords& words, const cache_sim::LogVerdict& verdict) {
   if (verdict.greedy == 0) return "; outputs were not compared: no request is marked greedy";
-  if (words.truth_path.empty()) return "";
-  return fmt::format("; {} of {} compared with the truth, {} at a gap below {}", verdict.with_truth,
-                     counted(verdict.greedy, "greedy output"),
-                     counted(verdict.near_ties, "difference"), words.gap_min);
+  const std::string greedy = counted(verdict.greedy, "greedy output");
+  const std::string tokens = counted(verdict.tokens, "token");
+  if (words.truth_path.empty()) return fmt::format("; {} of {} compared", tokens, greedy);
+  return fmt::format("; {} of {} compared with the truth, {} at a gap below {}; {} compared",
+                     verdict.with_truth, greedy, counted(verdict.near_ties, "difference"),
+                     words.gap_min, tokens);
 }
 
 nlohmann::ordered_json verdict_json(const CheckLogWords& words, std::size_t requests,
@@ -52,6 +54,7 @@ nlohmann::ordered_json verdict_json(const CheckLogWords& words, std::size_t requ
           {"greedy", verdict.greedy},
           {"with_truth", verdict.with_truth},
           {"near_ties", verdict.near_ties},
+          {"tokens", verdict.tokens},
           {"findings", std::move(findings)}};
 }
 

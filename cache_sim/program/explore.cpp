@@ -225,11 +225,9 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
                                 {"shrunk_lines", found.lines},
                                 {"shrink_executions", found.shrink_executions}});
   }
-  json["search"] = {{"traces_run", outcome.traces},
-                    {"operations", outcome.operations},
-                    {"from_corpus", outcome.from_corpus},
-                    {"corpus", outcome.corpus},
-                    {"marks_missed", outcome.marks_missed}};
+  json["search"] = {{"traces_run", outcome.traces},        {"operations", outcome.operations},
+                    {"from_corpus", outcome.from_corpus},  {"corpus", outcome.corpus},
+                    {"corpus_left_out", outcome.left_out}, {"marks_missed", outcome.marks_missed}};
   json["search"]["drawn"] = Json::array();
   for (const auto& [field, counts] : outcome.drawn) {
     Json values = Json::array();
@@ -413,6 +411,9 @@ std::vector<std::string> marks_nearly_reached(const std::vector<std::string>& mi
 void print_search(const ExploreWords& words, const RunOptions& run, const ExploreOutcome& outcome) {
   for (const auto& [form, why] : run.children->unsupported()) note("left out: {}\n", why);
   for (const std::string& remark : run.children->remarks()) note("note: {}\n", remark);
+  if (outcome.left_out != 0)
+    note("not in the corpus: {} that cannot be played, the first {}\n",
+         counted(outcome.left_out, "trace"), outcome.first_left_out);
   note("{}, {}, {} of {} from a corpus of {}: {}{}\n", counted(outcome.traces, "trace"),
        counted(outcome.operations, "operation"), outcome.from_corpus,
        counted(outcome.traces, "trace"), outcome.corpus,

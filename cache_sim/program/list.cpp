@@ -147,9 +147,11 @@ void add_list(Command& app, int& status) {
     ordered_json document = ordered_json::array();
     for (const auto& [name, text] : rows_of(*what)) {
       document.push_back({{"name", name}, {"text", text}});
-      const auto* const option = *what == "config" ? Registry<ConfigOption>::find(name) : nullptr;
-      if (option == nullptr) continue;
-      for (const std::string& needed : option->needs) document.back()["needs"].push_back(needed);
+      if (*what != "config") continue;
+      for (const std::string& needed : needs_of(name)) document.back()["needs"].push_back(needed);
+      if (const auto* const option = Registry<ConfigOption>::find(name))
+        for (const std::string& other : option->overruled_by)
+          document.back()["overruled_by"].push_back(other);
     }
     print("{}\n", *what == "verbs" ? verbs_json() : document.dump(1));
   });

@@ -156,21 +156,32 @@ class Explorer {
   void play_given_corpus() {
     for (const CorpusTrace& given : options_.corpus) {
       const auto player = std::ranges::find(players_, given.subjects, &Player::subjects);
-      if (player == players_.end()) continue;
+      if (player == players_.end()) {
+        leave_out(given, "its subjects do not play here");
+        continue;
+      }
       if (!goes_on(0, Clock::now())) return;
       marks_.start();
+      Config config = given.trace.config;
+      config.drop_idle();
       Result<Execution> played =
           play({.player = static_cast<std::size_t>(player - players_.begin()),
-                .config = given.trace.config,
+                .config = std::move(config),
                 .scheduled = given.trace.scheduler_level,
                 .steps = literal_steps(given.trace.statements)});
-      if (!played) continue;
-      if (played->finding)
+      if (!played)
+        leave_out(given, played.error().text);
+      else if (played->finding)
         note(0, std::move(*played));
       else if (marks_.reached_new_pair())
         corpus_.push_back(std::move(played->candidate));
     }
     if (!options_.corpus.empty()) report(0, false);
+  }
+
+  void leave_out(const CorpusTrace& given, const std::string& why) {
+    if (outcome_.left_out++ == 0)
+      outcome_.first_left_out = fmt::format("{}: {}", given.trace.path, why);
   }
 
   static std::string bucket_of(const std::string& value) {

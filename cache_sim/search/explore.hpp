@@ -43,8 +43,8 @@ struct ExploreOptions {
   std::chrono::milliseconds time{0};  ///< the time limit; 0: none
   std::int64_t findings = 1;          ///< the search stops after this many findings
   /// Traces of earlier searches. They are played before the search, in this order, and are
-  /// recombined from then on. A trace for subjects that do not play here is left out, and so is one
-  /// that is bad input by now.
+  /// recombined from then on, without fields that have no effect. A trace for subjects that do not
+  /// play here is left out, and so is one that is bad input by now.
   std::vector<CorpusTrace> corpus{};
   bool shrinks = true;
   std::chrono::milliseconds shrink_time{0};  ///< the time limit for each finding; 0: none
@@ -66,7 +66,9 @@ struct ExploreOutcome {
   std::int64_t operations = 0;  ///< in all traces
   std::int64_t from_corpus = 0;
   std::size_t corpus = 0;
-  std::uint64_t digest = 0;  ///< over the digests of all runs
+  std::int64_t left_out = 0;   ///< traces of ExploreOptions::corpus that could not be played
+  std::string first_left_out;  ///< one of them: its file and the reason
+  std::uint64_t digest = 0;    ///< over the digests of all runs
   std::vector<Discovery> discoveries;
   std::vector<std::string> marks_missed;  ///< code marks that no trace reached
   std::vector<CorpusTrace> added;  ///< the traces that joined the corpus, in the order of joining

@@ -2,10 +2,12 @@
 // device memory in a build with CUDA.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace lockstep::judging {
 
@@ -46,5 +48,11 @@ std::unique_ptr<Place> host_place();
 /// The rate, in GB/s, at which all threads together copy within their caches: no kernel is faster.
 double host_most_gbps();
 std::unique_ptr<Place> cuda_place();  ///< null where this build has no CUDA
+
+inline double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
 
 }  // namespace lockstep::judging

@@ -27,12 +27,6 @@ std::int64_t bytes_of(const Case& c) {
   return bytes;
 }
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
-}
-
 Json case_json(const JudgedKernel& operation, const Case& c) {
   Json json{{"name", c.name},
             {"guard", kGuardBytes},

@@ -12,6 +12,15 @@
 namespace lockstep::torch_ops {
 namespace {
 
+/// Refuses a slot that two of the rows for which `writes` holds would write: which of the two stays
+/// would depend on their order.
+void expect_different_slots(const IndexView& slots, const char* name, const auto& writes) {
+  std::set<std::int32_t> named;
+  for (std::int64_t i = 0; i < slots.extent(0); ++i)
+    expect(slots(i) < 0 || !writes(i) || named.insert(slots(i)).second, name, "of different slots",
+           slots(i));
+}
+
 struct StateCopy : Arguments {
   static constexpr const char* kSchema =
       "state_copy(Tensor(a!) state, Tensor source, Tensor target) -> ()";
@@ -26,9 +35,7 @@ struct StateCopy : Arguments {
     expect_shape(target, "target", "[moves], as source", source.sizes());
     const IndexView from = host_slots(source, "source", state.size(1));
     const IndexView to = host_slots(target, "target", state.size(1));
-    std::set<std::int32_t> named;
-    for (std::int64_t i = 0; i < to.extent(0); ++i)
-      expect(to(i) < 0 || named.insert(to(i)).second, "target", "of different slots", to(i));
+    expect_different_slots(to, "target", [](std::int64_t) { return true; });
     with_states_as_rows(state, "state",
                         [&](const auto& pool) { reference::copy_states(pool, from, to); });
   }
@@ -95,6 +102,7 @@ state_scatter_accepted(Tensor(a!) state, Tensor intermediate, Tensor slots,
     for (std::int64_t b = 0; b < B; ++b)
       expect(accepted(b) <= T, "num_accepted_tokens", "at most T = " + std::to_string(T),
              accepted(b));
+    expect_different_slots(to, "slots", [&](std::int64_t b) { return accepted(b) > 0; });
     with_states_as_rows(state.unsqueeze(0), "state", [&](const auto& states) {
       with_states_as_rows(intermediate, "intermediate", [&](const auto& snapshots) {
         if constexpr (std::is_same_v<decltype(states), decltype(snapshots)>)

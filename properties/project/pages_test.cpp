@@ -417,11 +417,11 @@ TEST(PagesAndSources, sayWhichFieldsAFieldNeeds) {
   std::map<std::string, std::string> meaning;
   for (const Row& row : rows_of(read_text(kRoot + kGrammar), "Config fields", "Field"))
     meaning[code_in(row[0]).front()] = row[2].substr(0, row[2].find(','));
-  for (const ConfigOption& option : Registry<ConfigOption>::all())
-    for (const std::string& needed : option.needs)
-      EXPECT_TRUE(meaning[std::string(option.name)].starts_with("with ") &&
-                  meaning[std::string(option.name)].find("`" + needed + "=") != std::string::npos)
-          << option.name << " without " << needed;
+  for (const auto& [field, value] : Config{}.fields())
+    for (const std::string& needed : needs_of(field))
+      EXPECT_TRUE(meaning[field].starts_with("with ") &&
+                  meaning[field].find("`" + needed + "=") != std::string::npos)
+          << field << " without " << needed;
 }
 
 // --- What each policy was held against -----------------------------------------------------------

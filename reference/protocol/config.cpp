@@ -263,6 +263,12 @@ ConfigFields fields_for_children() {
   return fields;
 }
 
+ConfigFields needs_of(std::string_view field) {
+  if (field == "routing") return {"ranks"};
+  const auto* const option = Registry<ConfigOption>::find(field);
+  return option == nullptr ? ConfigFields{} : option->needs;
+}
+
 std::optional<std::string_view> config_field_from(std::string_view name) {
   if (const Field* const field = find_field(name)) return field->name;
   if (const auto* const option = Registry<ConfigOption>::find(name)) return option->name;
@@ -272,14 +278,23 @@ std::optional<std::string_view> config_field_from(std::string_view name) {
 std::vector<Config::Idle> Config::idle() const {
   static const Config defaults;
   std::vector<Idle> all;
-  for (const auto& [option, value] : options)
-    for (const std::string& needed : option_of(option).needs)
-      if (find(needed) == defaults.find(needed)) all.push_back({option, needed});
+  const auto is_set = [&](const std::string& field) { return find(field) != defaults.find(field); };
+  const auto add = [&](std::string_view field) {
+    for (const std::string& needed : needs_of(field))
+      if (!is_set(needed)) all.push_back({std::string(field), fmt::format("without {}=", needed)});
+  };
+  if (!routing.empty()) add("routing");
+  for (const auto& [option, value] : options) {
+    add(option);
+    for (const std::string& other : option_of(option).overruled_by)
+      if (is_set(other)) all.push_back({option, fmt::format("beside {}=", other)});
+  }
   return all;
 }
 
 void Config::drop_idle() {
-  for (const Idle& one : idle()) options.erase(one.option);
+  for (const Idle& one : idle())
+    if (options.erase(one.field) == 0) routing.clear();
 }
 
 std::vector<std::string> Config::changed() const {

@@ -48,11 +48,14 @@ struct ConfigOption {
     std::int64_t low, high;
   };
   std::optional<Range> number{};
-  bool for_children = false;  ///< a child may say that it honours it
-  ConfigFields needs{};       ///< it has no effect where one of these is at its default
+  bool for_children = false;    ///< a child may say that it honours it
+  ConfigFields needs{};         ///< it has no effect where one of these is at its default
+  ConfigFields overruled_by{};  ///< it has no effect where one of these is not
 };
 /// The fields that a child may honour.
 ConfigFields fields_for_children();
+/// The fields without which a field, common or registered, has no effect.
+ConfigFields needs_of(std::string_view field);
 /// The name as it stands in the table of all fields; nothing where there is no such field.
 std::optional<std::string_view> config_field_from(std::string_view name);
 /// Takes the first `key=value` from a list `key=value,key=value`. A value may hold commas and `=`.
@@ -95,9 +98,10 @@ struct Config {
   /// The numbers of graph_batches, ascending; empty where it is not such a list (start_subject
   /// refuses it).
   std::vector<std::int64_t> graphs() const;
-  /// The options that are set, and have no effect because a field that they need is not.
+  /// The fields that are set, and have no effect because of another field.
   struct Idle {
-    std::string option, needs;
+    std::string field;
+    std::string why;  ///< the end of a sentence: `without host_kv=` or `beside alpha=`
   };
   std::vector<Idle> idle() const;
   void drop_idle();

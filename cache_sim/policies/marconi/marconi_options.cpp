@@ -22,7 +22,7 @@ const Registration<ConfigOption> kOptions{
     {.name = "token_bytes", .otherwise = "0", .number = kCount},
     {.name = "state_bytes", .otherwise = "0", .number = kCount},
     {.name = "alpha", .otherwise = "tuned"},
-    {.name = "bootstrap", .otherwise = "5", .number = {{0, 1 << 20}}},
+    {.name = "bootstrap", .otherwise = "5", .number = {{0, 1 << 20}}, .overruled_by = {"alpha"}},
     {.name = "flops_token", .otherwise = "0", .number = kCount},
     {.name = "flops_pair", .otherwise = "0", .number = kCount}};
 

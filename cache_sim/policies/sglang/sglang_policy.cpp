@@ -843,6 +843,8 @@ Result<void> check_host(const Config& config) {
     return fail("field host_states: a host tier has room for KV and for states");
   if (options.disk && options.host_kv == 0)
     return fail("field disk: a storage stands behind a host tier, which host_kv= gives");
+  if (options.ring == 0 && config.options.contains("track_interval"))
+    return fail("field track_interval: it has no effect without replay_ring=");
   if (options.index_keys && options.disk)
     return fail("field index_keys: index keys are not in the storage of disk=1");
   return check_window_fields(config);

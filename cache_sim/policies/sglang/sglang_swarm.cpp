@@ -22,6 +22,10 @@ void configure(SwarmDraw& part) {
   if (const std::int64_t size = ring.chance(1, 3) ? ring.between(1, 8) : 0;
       keeps_rings(part.swarm.config) && part.swarm.config.number("window") == 0)
     fields.optional("replay_ring", size);
+  // One state slot a request: the interval is that of the ring.
+  if (fields.has("replay_ring") && !fields.has("lazy") &&
+      part.swarm.config.number("replay_ring") == 0)
+    part.swarm.config.options.erase("track_interval");
 }
 
 /// Draws windows, for single operations: speculation, transfers, storages and rings do without.

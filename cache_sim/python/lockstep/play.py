@@ -192,7 +192,7 @@ def _name_of(subject: SubjectLike) -> str:
 def _refusal(ran: Ran) -> LockstepError:
     lines = [line for line in ran.complaint.splitlines() if line.strip()]
     said = lines[-1].removeprefix("lockstep: ") if lines else f"the program ended with status {ran.status}"
-    error = LockstepError(said)
+    error = LockstepError("\n".join([said, *_hang(ran)]))
     error.__cause__ = ran.error
     return error
 

@@ -127,6 +127,28 @@ TEST_F(Child, rehitsAreFoundAgainAsPromised) {
   EXPECT_EQ(played_by(config + kChat), "") << "nothing was promised";
 }
 
+// A server that loses memory when a request is aborted says so itself: not all is free again.
+TEST_F(Child, aFlushFreesWhatWasFreeBefore) {
+  const std::string request = "admit id=r tokens=a4\nextend id=r n=4\n",
+                    trace = "flush\n" + request + "abort id=r\nflush\ncheck\n";
+  const auto by = [&](const std::string& flushes, const std::string& checks) {
+    return std::vector{child(R"({"flush": [)" + flushes + R"(], "check": [)" + checks + "]}")};
+  };
+  expect_kind(played(trace, by(R"("kv_free=64", "kv_free=60")", R"("ok")")), FindingKind::leak,
+              "60 KV slots are free after a flush with no request running, and 64 were before");
+  const auto lost_states = by(R"("ok")", R"("states_free=8", "states_free=7")");
+  expect_kind(played("check\n" + trace, lost_states), FindingKind::leak, "7 state slots are free");
+  const auto fewer = R"("kv_free=64", "kv_free=60", "kv_free=64")";
+  EXPECT_EQ(played("flush\n" + request + "flush\nabort id=r\nflush\n", by(fewer, R"("ok")")), "")
+      << "a request held them";
+  EXPECT_EQ(played("config overlap=1 policy=radix\n" + trace, by(fewer, R"("ok")")), "")
+      << "a step may be under way";
+  EXPECT_EQ(played("check\n" + request + "abort id=r\ncheck\nflush\n",
+                   by(R"("kv_free=64")", R"("kv_free=64", "kv_free=60")")),
+            "")
+      << "the cache held them";
+}
+
 TEST_F(Child, chunksEndOnTheGridAsPromised) {
   const std::string hello = R"("hello": "levels=request chunks=16", )";
   const std::string trace =

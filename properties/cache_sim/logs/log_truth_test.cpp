@@ -53,7 +53,9 @@ TEST(LogTruth, aSoundLogPasses) {
             std::string::npos)
       << all.run.out;
   EXPECT_EQ(all.json["with_truth"], 2);
+  EXPECT_NE(all.run.out.find("; 4 tokens compared"), std::string::npos) << all.run.out;
   EXPECT_EQ(all.json["near_ties"], 0);
+  EXPECT_EQ(all.json["tokens"], 4) << "the truth after b's prompt has one token";
   EXPECT_TRUE(all.json["findings"].empty());
 }
 

@@ -308,6 +308,20 @@ TEST(CheckLog, saysWhereOutputsWereNotCompared) {
   }
 }
 
+// Outputs behind prompts that no two requests share are compared with nothing, greedy or not.
+TEST(CheckLog, saysHowManyTokensWereCompared) {
+  const ScratchFolder folder;
+  const std::string greedy = R"(, "greedy": true)", one = line("a", "1,2", "3,4,5", 0, greedy);
+  for (const auto& [log, says] :
+       {std::pair{one + line("b", "7,8", "9", 0, greedy),
+                  "; 0 tokens of 2 greedy outputs compared"},
+        {one + line("b", "1,2", "3,4", 1, greedy), "; 2 tokens of 2 greedy outputs compared"},
+        {one + line("b", "1,2,3", "4", 2, greedy), "; 1 token of 2 greedy outputs compared"}}) {
+    const ProgramRun run = run_program({"check-log", folder.write("log.jsonl", log)});
+    EXPECT_NE(run.out.find(says), std::string::npos) << run.out;
+  }
+}
+
 // Lines in SGLang's and vLLM's own forms can carry the marks as well.
 TEST(CheckLog, marksStandInLinesOfEveryForm) {
   const auto marked = [](std::string line) {

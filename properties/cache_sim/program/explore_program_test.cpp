@@ -423,6 +423,20 @@ TEST(Explore, addsToItsCorpusAndBeginsWithIt) {
             std::string::npos)
       << again.out << again.err;
   std::filesystem::remove(folder.path("corpus/other.trace"));
+  // A trace that cannot be played is counted; one with a field without effect is played.
+  const std::string line = "# run: lockstep replay %s --subject radix --subject oracle:radix\n";
+  folder.write("corpus/idle.trace", line + "config policy=radix routing=prefix\ncheck\n");
+  EXPECT_EQ(search("1", "2").out.find("not in the corpus"), std::string::npos);
+  folder.write("corpus/bad.trace", line + "config policy=radix kv_tokens=2 page=4\ncheck\n");
+  folder.write("corpus/others.trace", "# run: lockstep replay %s --subject marconi\ncheck\n");
+  const ProgramRun counted = search("1", "2");
+  EXPECT_NE(counted.out.find("not in the corpus: 2 traces that cannot be played, the first " +
+                             folder.path("corpus/bad.trace") +
+                             ": field kv_tokens: 2 is less than one page of 4"),
+            std::string::npos)
+      << counted.out << counted.err;
+  for (const char* const file : {"idle", "bad", "others"})
+    std::filesystem::remove(folder.path(std::string("corpus/") + file + ".trace"));
   const std::vector<std::string> later = names();
   EXPECT_TRUE(std::ranges::includes(later, added));
 }

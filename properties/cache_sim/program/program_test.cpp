@@ -197,6 +197,12 @@ std::vector<BadFile> bad_files() {
        ":1: field write_policy: it has no effect without host_kv="},
       {"prefetches_without_a_disk", "config host_kv=8 host_states=2 prefetch_least=4\ncheck\n",
        ":1: field prefetch_least: it has no effect without disk="},
+      {"interval_of_no_ring", "config track_interval=8\ncheck\n",
+       ":1: field track_interval: it has no effect without replay_ring="},
+      {"bootstrap_of_a_fixed_alpha", "config policy=marconi alpha=500 bootstrap=3\ncheck\n",
+       ":1: field bootstrap: it has no effect beside alpha="},
+      {"routing_of_one_rank", "config policy=radix\nconfig routing=prefix\ncheck\n",
+       ":2: field routing: it has no effect without ranks="},
       {"offload_without_blocks_on_the_host", "config policy=vllm-align lazy_offload=1\ncheck\n",
        ":1: field lazy_offload: it has no effect without cpu_blocks="},
       {"option_of_the_scheduler_that_stands_twice",
@@ -378,6 +384,10 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
     EXPECT_EQ(complaint({"compare", "sessions", "--policies", "radix", "--config", field}),
               "lockstep: policy radix: field " + field.substr(0, field.find('=')) +
                   ": it has no effect in a comparison, which checks nothing and has --policies\n");
+  EXPECT_EQ(complaint({"replay", "fixtures/traces/salts_keep_prompts_apart.trace", "--check", "off",
+                       "--fidelity", "reference"}),
+            "lockstep: fixtures/traces/salts_keep_prompts_apart.trace: field fidelity: it has no "
+            "effect with --check off, which looks into no slot\n");
   EXPECT_EQ(complaint({"explore", "--seed", "x"}),
             "lockstep: lockstep explore: --seed: `x` is not a whole number");
   EXPECT_EQ(complaint({"explore", "--seed", "-1"}),

@@ -8,16 +8,10 @@ namespace lockstep {
 namespace {
 
 using namespace testing_support;
-using at::Tensor;
 
 constexpr const char* kName = "gated_delta_net_decode";
 constexpr std::int64_t B = 4, H = 2, HV = 4, K = 3, V = 5, W = 3, kSlots = 6;
 constexpr std::int64_t D = 2 * H * K + HV * V;
-
-template <std::size_t Rank>
-Array<float, Rank> draw(const Shape<Rank>& shape, std::uint64_t stream) {
-  return on_grid<float>(shape, {.seed = 9, .stream = stream});
-}
 
 struct Step {
   Array<float, 2> x = draw<2>({B, D}, 1), a = draw<2>({B, HV}, 2), b = draw<2>({B, HV}, 3);
@@ -67,38 +61,11 @@ struct Step {
 };
 
 TEST(TorchGatedDeltaNet, isTheReferenceBitByBit) {
-  for (const at::ScalarType activations : {at::kFloat, at::kBFloat16})
-    for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
-      Step step;
-      const Named named = step.arguments(activations, states);
-      const Tensor out = checked_call(kName, named).at(0).toTensor();
-      Array<float, 3> expected(step.z.shape());
-      reference::GatedDeltaNetDecode<float> in = step.inputs(activations, states);
-      in.slots = {.indices = step.slots.view()};
-      reference::gated_delta_net_decode<float>(in, step.window.view(), step.state.view(),
-                                               expected.view());
-      const auto array = [&](const char* name) { return named.at(name).toTensor(); };
-      EXPECT_EQ(out.scalar_type(), activations);
-      EXPECT_TRUE(same_bits(array_of<float, 3>(out), expected));
-      EXPECT_TRUE(same_bits(array_of<float, 3>(array("conv_state")), step.window));
-      EXPECT_TRUE(same_bits(array_of<float, 4>(array("state")), step.state));
-    }
+  expect_decodes<Step>(kName, reference::gated_delta_net_decode<float>);
 }
 
 TEST(TorchGatedDeltaNet, aVerificationIsTheReferenceBitByBit) {
-  for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
-    Step step;
-    const Named named = step.verification(at::kBFloat16, states);
-    const Tensor out = checked_call(kName, named).at(0).toTensor();
-    Array<float, 3> expected(step.z.shape());
-    reference::GatedDeltaNetDecode<float> in = step.inputs(at::kBFloat16, states);
-    in.slots = step.rows.slots();
-    reference::gated_delta_net_verify<float>(in, step.rows.starts.view(), step.wide.view(),
-                                             step.state.view(), expected.view());
-    EXPECT_TRUE(same_bits(array_of<float, 3>(out), expected));
-    EXPECT_TRUE(same_bits(array_of<float, 3>(named.at("conv_state").toTensor()), step.wide));
-    EXPECT_TRUE(same_bits(array_of<float, 4>(named.at("state").toTensor()), step.state));
-  }
+  expect_verifications<Step>(kName, reference::gated_delta_net_verify<float>);
 }
 
 TEST(TorchGatedDeltaNet, refusesAPartOfAVerification) {
@@ -107,33 +74,23 @@ TEST(TorchGatedDeltaNet, refusesAPartOfAVerification) {
 }
 
 TEST(TorchGatedDeltaNet, refusesByName) {
-  const Named good = Step().arguments(at::kBFloat16, at::kFloat);
-  const auto zeros = [](at::IntArrayRef shape) { return at::zeros(shape, at::kBFloat16); };
-  const std::vector<std::pair<std::string, c10::IValue>> bad{
-      {"x", zeros({B, D + 1})},
-      {"x", zeros({B + 1, D})},
-      {"z", zeros({B, HV, V + 1})},
-      {"z", zeros({B, HV, V}).to(at::kFloat)},
-      {"a", zeros({B, HV + 1})},
-      {"b", zeros({B})},
-      {"conv_state", zeros({6, D, W})},
-      {"conv_state", zeros({5, D, W - 1})},
-      {"state", zeros({kSlots, HV, V})},
-      {"conv_weight", zeros({D, 1})},
-      {"conv_bias", zeros({D + 1})},
-      {"A_log", zeros({H})},
-      {"dt_bias", zeros({H})},
-      {"norm_weight", zeros({K})},
-      {"state_indices", at::zeros({B, 2}, at::kInt)},
-      {"parts", std::int64_t{3}}};
-  for (const auto& [argument, value] : bad) {
-    Named named = good;
-    named[argument] = value;
-    const std::string complaint = complaint_of(kName, named);
-    const bool named_so = complaint.find(argument) != std::string::npos ||
-                          (argument == "x" && complaint.find("[T, ") != std::string::npos);
-    EXPECT_TRUE(named_so) << argument << ": " << complaint;
-  }
+  expect_refusals(kName, Step().arguments(at::kBFloat16, at::kFloat),
+                  {{"x", zeros({B, D + 1}), "T"},
+                   {"x", zeros({B + 1, D}), "T"},
+                   {"z", zeros({B, HV, V + 1})},
+                   {"z", zeros({B, HV, V}).to(at::kFloat)},
+                   {"a", zeros({B, HV + 1})},
+                   {"b", zeros({B})},
+                   {"conv_state", zeros({6, D, W})},
+                   {"conv_state", zeros({5, D, W - 1})},
+                   {"state", zeros({kSlots, HV, V})},
+                   {"conv_weight", zeros({D, 1})},
+                   {"conv_bias", zeros({D + 1})},
+                   {"A_log", zeros({H})},
+                   {"dt_bias", zeros({H})},
+                   {"norm_weight", zeros({K})},
+                   {"state_indices", at::zeros({B, 2}, at::kInt)},
+                   {"parts", std::int64_t{3}}});
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // The operators of a Mamba1 layer on the CPU: a step is its reference bit by bit, prompts are steps
 // bit by bit; and what they refuse.
-#include "properties/kernels/torch/torch_operator.hpp"
+#include "properties/kernels/torch/layer_step.hpp"
 #include "properties/support/laws.hpp"
-#include "properties/support/torch_bridge.hpp"
 #include "reference/recurrent/mamba1_decode.hpp"
 
 namespace lockstep {
@@ -13,11 +12,6 @@ using at::Tensor;
 
 constexpr const char* kName = "mamba1_decode";
 constexpr std::int64_t kRows = 4, kD = 7, kN = 5, kR = 3, kSlots = 6;
-
-template <std::size_t Rank>
-Array<float, Rank> draw(const Shape<Rank>& shape, std::uint64_t stream) {
-  return on_grid<float>(shape, {.seed = 9, .stream = stream});
-}
 
 struct Step {
   Array<float, 3> state = draw<3>({kSlots, kD, kN}, 1);
@@ -104,29 +98,20 @@ TEST(TorchMamba1, promptsAreStepsBitByBit) {
 }
 
 TEST(TorchMamba1, refusesByName) {
-  const Named good = Step().arguments(at::kBFloat16, at::kFloat);
-  const auto zeros = [](at::IntArrayRef shape) { return at::zeros(shape, at::kBFloat16); };
-  const std::vector<std::pair<std::string, c10::IValue>> bad{
-      {"x", zeros({kRows, kD + 1})},
-      {"dt", zeros({kRows, kD}).to(at::kFloat)},
-      {"A", zeros({kD, kN})},
-      {"B", zeros({kRows, kN + 1})},
-      {"C", zeros({kRows + 1, kN})},
-      {"z", zeros({kRows})},
-      {"dt_bias", zeros({kN})},
-      {"dt_low", zeros({kRows - 1, kR})},
-      {"dt_low", c10::IValue()},
-      {"norm_eps", c10::IValue()},
-      {"c_weight", zeros({kD})},
-      {"state", at::zeros({kSlots, kD})},
-      {"state_indices", at::zeros({kRows, 2}, at::kInt)}};
-  for (const auto& [argument, value] : bad) {
-    Named named = good;
-    named[argument] = value;
-    const std::string complaint = complaint_of(kName, named);
-    EXPECT_NE(complaint.find(argument == "x" ? "state" : argument), std::string::npos)
-        << argument << ": " << complaint;
-  }
+  expect_refusals(kName, Step().arguments(at::kBFloat16, at::kFloat),
+                  {{"x", zeros({kRows, kD + 1}), "state"},
+                   {"dt", zeros({kRows, kD}).to(at::kFloat)},
+                   {"A", zeros({kD, kN})},
+                   {"B", zeros({kRows, kN + 1})},
+                   {"C", zeros({kRows + 1, kN})},
+                   {"z", zeros({kRows})},
+                   {"dt_bias", zeros({kN})},
+                   {"dt_low", zeros({kRows - 1, kR})},
+                   {"dt_low", c10::IValue()},
+                   {"norm_eps", c10::IValue()},
+                   {"c_weight", zeros({kD})},
+                   {"state", at::zeros({kSlots, kD})},
+                   {"state_indices", at::zeros({kRows, 2}, at::kInt)}});
 }
 
 }  // namespace

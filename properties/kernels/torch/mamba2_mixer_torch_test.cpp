@@ -7,16 +7,10 @@ namespace lockstep {
 namespace {
 
 using namespace testing_support;
-using at::Tensor;
 
 constexpr const char* kName = "mamba2_mixer_decode";
 constexpr std::int64_t T = 4, H = 4, G = 2, P = 3, N = 5, W = 3, kSlots = 6;
 constexpr std::int64_t kInner = H * P, kChannels = kInner + 2 * G * N;
-
-template <std::size_t Rank>
-Array<float, Rank> draw(const Shape<Rank>& shape, std::uint64_t stream) {
-  return on_grid<float>(shape, {.seed = 9, .stream = stream});
-}
 
 struct Step {
   Array<float, 2> x = draw<2>({T, kChannels}, 1), dt = draw<2>({T, H}, 2);
@@ -66,38 +60,11 @@ struct Step {
 };
 
 TEST(TorchMamba2Mixer, isTheReferenceBitByBit) {
-  for (const at::ScalarType activations : {at::kFloat, at::kBFloat16})
-    for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
-      Step step;
-      const Named named = step.arguments(activations, states);
-      const Tensor out = checked_call(kName, named).at(0).toTensor();
-      Array<float, 3> expected(step.z.shape());
-      reference::Mamba2MixerDecode<float> in = step.inputs(activations, states);
-      in.slots = {.indices = step.slots.view()};
-      reference::mamba2_mixer_decode<float>(in, step.window.view(), step.state.view(),
-                                            expected.view());
-      const auto array = [&](const char* name) { return named.at(name).toTensor(); };
-      EXPECT_EQ(out.scalar_type(), activations);
-      EXPECT_TRUE(same_bits(array_of<float, 3>(out), expected));
-      EXPECT_TRUE(same_bits(array_of<float, 3>(array("conv_state")), step.window));
-      EXPECT_TRUE(same_bits(array_of<float, 4>(array("state")), step.state));
-    }
+  expect_decodes<Step>(kName, reference::mamba2_mixer_decode<float>);
 }
 
 TEST(TorchMamba2Mixer, aVerificationIsTheReferenceBitByBit) {
-  for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
-    Step step;
-    const Named named = step.verification(at::kBFloat16, states);
-    const Tensor out = checked_call(kName, named).at(0).toTensor();
-    Array<float, 3> expected(step.z.shape());
-    reference::Mamba2MixerDecode<float> in = step.inputs(at::kBFloat16, states);
-    in.slots = step.rows.slots();
-    reference::mamba2_mixer_verify<float>(in, step.rows.starts.view(), step.wide.view(),
-                                          step.state.view(), expected.view());
-    EXPECT_TRUE(same_bits(array_of<float, 3>(out), expected));
-    EXPECT_TRUE(same_bits(array_of<float, 3>(named.at("conv_state").toTensor()), step.wide));
-    EXPECT_TRUE(same_bits(array_of<float, 4>(named.at("state").toTensor()), step.state));
-  }
+  expect_verifications<Step>(kName, reference::mamba2_mixer_verify<float>);
 }
 
 TEST(TorchMamba2Mixer, refusesAPartOfAVerification) {
@@ -106,31 +73,23 @@ TEST(TorchMamba2Mixer, refusesAPartOfAVerification) {
 }
 
 TEST(TorchMamba2Mixer, refusesByName) {
-  const Named good = Step().arguments(at::kBFloat16, at::kFloat);
-  const auto zeros = [](at::IntArrayRef shape) { return at::zeros(shape, at::kBFloat16); };
-  const std::vector<std::pair<std::string, c10::IValue>> bad{
-      {"x", zeros({T, kChannels + 1})},
-      {"x", zeros({T, kInner + 3 * 2 * N})},
-      {"z", zeros({T, H, P + 1})},
-      {"z", zeros({T, H, P}).to(at::kFloat)},
-      {"dt", zeros({T, H + 1})},
-      {"conv_state", zeros({6, kChannels, W})},
-      {"conv_state", zeros({5, kChannels, W - 1})},
-      {"state", zeros({kSlots, H, P})},
-      {"conv_weight", zeros({kChannels, 1})},
-      {"conv_bias", zeros({kChannels + 1})},
-      {"A", zeros({H})},
-      {"D", zeros({G})},
-      {"dt_bias", zeros({G})},
-      {"norm_weight", zeros({P})},
-      {"state_indices", at::zeros({T, 2}, at::kInt)},
-      {"parts", std::int64_t{3}}};
-  for (const auto& [argument, value] : bad) {
-    Named named = good;
-    named[argument] = value;
-    const std::string complaint = complaint_of(kName, named);
-    EXPECT_TRUE(complaint.starts_with(argument + " ")) << argument << ": " << complaint;
-  }
+  expect_refusals(kName, Step().arguments(at::kBFloat16, at::kFloat),
+                  {{"x", zeros({T, kChannels + 1})},
+                   {"x", zeros({T, kInner + 3 * 2 * N})},
+                   {"z", zeros({T, H, P + 1})},
+                   {"z", zeros({T, H, P}).to(at::kFloat)},
+                   {"dt", zeros({T, H + 1})},
+                   {"conv_state", zeros({6, kChannels, W})},
+                   {"conv_state", zeros({5, kChannels, W - 1})},
+                   {"state", zeros({kSlots, H, P})},
+                   {"conv_weight", zeros({kChannels, 1})},
+                   {"conv_bias", zeros({kChannels + 1})},
+                   {"A", zeros({H})},
+                   {"D", zeros({G})},
+                   {"dt_bias", zeros({G})},
+                   {"norm_weight", zeros({P})},
+                   {"state_indices", at::zeros({T, 2}, at::kInt)},
+                   {"parts", std::int64_t{3}}});
 }
 
 }  // namespace

@@ -104,4 +104,39 @@ inline std::string complaint_of(const std::string& name, const Named& arguments)
   return "";
 }
 
+/// An argument that is replaced, and the name that the complaint holds.
+struct Refusal {
+  std::string argument;
+  c10::IValue value;
+  std::string named = argument;
+};
+
+/// Whether the complaint's first line has the name as a word.
+inline bool names(const std::string& complaint, const std::string& name) {
+  std::string line(1, ' ');
+  line.append(complaint, 0, complaint.find('\n')).push_back(' ');
+  const auto is_word = [&](std::size_t at) { return std::isalnum(line[at]) || line[at] == '_'; };
+  for (std::size_t at = 0; (at = line.find(name, at)) != std::string::npos; ++at)
+    if (!is_word(at - 1) && !is_word(at + name.size())) return true;
+  return false;
+}
+
+/// Each refusal names its argument, and leaves what the operator writes as it was.
+inline void expect_refusals(const std::string& name, const Named& good,
+                            const std::vector<Refusal>& refusals) {
+  EXPECT_EQ(complaint_of(name, copies_of(good)), "");
+  for (const Refusal& refusal : refusals) {
+    SCOPED_TRACE(name + ": " + refusal.argument);
+    Named bad = copies_of(good);
+    bad[refusal.argument] = refusal.value;
+    const Named before = copies_of(bad);
+    const std::string complaint = complaint_of(name, bad);
+    EXPECT_TRUE(names(complaint, refusal.named)) << "it said: " << complaint;
+    for (const auto& [argument, value] : bad)
+      if (value.isTensor() && !value.toTensor().is_meta() && is_written(name, argument)) {
+        EXPECT_EQ(bytes_of(value.toTensor()), bytes_of(before.at(argument).toTensor()));
+      }
+  }
+}
+
 }  // namespace lockstep::testing_support

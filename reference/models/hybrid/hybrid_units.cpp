@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "reference/attention/mla_attention.hpp"
+#include "reference/base/overloaded.hpp"
 #include "reference/layers/moe_router.hpp"
 #include "reference/layers/rope.hpp"
 #include "reference/layers/squared_relu.hpp"
@@ -245,10 +246,12 @@ class Latent final : public Unit {
 // --- Units with states
 
 /// A mixer with a state of [H, R, C] doubles and a window of [channels, width - 1] in front of it.
-class Recurrent : public Unit {
+/// `run` computes the layer over one row.
+template <class Layer, auto run>
+class Recurrent final : public Unit {
  public:
-  Recurrent(const Shape<3>& state, std::int64_t channels, std::int64_t width)
-      : state_(state), window_{channels, width - 1} {}
+  Recurrent(const Shape<3>& state, std::int64_t channels, std::int64_t width, const Layer& layer)
+      : state_(state), window_{channels, width - 1}, layer_(layer) {}
 
   std::size_t recurrent_size() const override {
     return static_cast<std::size_t>(element_count(state_));
@@ -265,7 +268,7 @@ class Recurrent : public Unit {
       if (row.row->states_after != nullptr)
         verify(own, row, out);
       else
-        run(own, row, batch.states, out);
+        run_pieces(own, row, batch.states, out);
     }
     add_to(sum, y);
   }
@@ -277,14 +280,18 @@ class Recurrent : public Unit {
         states_at(state.data(), 1, size), unused, {});
   }
 
- protected:
-  using Snapshots = LayerSnapshots<double>;
-  /// Runs the layer over one row, with the one state of `conv` and `state`.
-  virtual void mix(const Inputs& x, const LayerRun& how, const TensorView<double, 3>& conv,
-                   const TensorView<double, 4>& state, const TensorView<double, 2>& out,
-                   const std::optional<Snapshots>& snapshots) const = 0;
-
  private:
+  using Snapshots = LayerSnapshots<double>;
+
+  /// Runs the layer over one row, with the one state of `conv` and `state`.
+  void mix(const Inputs& x, const LayerRun& how, const TensorView<double, 3>& conv,
+           const TensorView<double, 4>& state, const TensorView<double, 2>& out,
+           const std::optional<Snapshots>& snapshots) const {
+    const std::int32_t starts[2] = {0, static_cast<std::int32_t>(x.extent(0))};
+    const Rows rows{.query_start_loc = make_view(starts, Shape<1>{2})};
+    run(x, layer_, rows, how, conv, state, out, snapshots);
+  }
+
   /// `count` states, `step` doubles apart.
   TensorView<double, 4> states_at(double* first, std::int64_t count, std::int64_t step) const {
     return make_view(first + recurrent_first, Shape<4>{count, state_[0], state_[1], state_[2]},
@@ -307,8 +314,8 @@ class Recurrent : public Unit {
   }
 
   /// Runs the row piece by piece: a piece ends where a state is taken.
-  void run(const Inputs& x, const PackedRow& row, const SlotPool& states,
-           const TensorView<double, 2>& out) const {
+  void run_pieces(const Inputs& x, const PackedRow& row, const SlotPool& states,
+                  const TensorView<double, 2>& out) const {
     const auto size = static_cast<std::int64_t>(row.state.size());
     const TensorView<double, 3> conv = windows_at(row.state.data(), 1, size);
     const TensorView<double, 4> state = states_at(row.state.data(), 1, size);
@@ -337,68 +344,45 @@ class Recurrent : public Unit {
 
   Shape<3> state_;
   Shape<2> window_;
+  Layer layer_;
 };
 
-class Mamba final : public Recurrent {
- public:
-  Mamba(const HybridConfig& config, const MambaUnit& u, const Named& w)
-      : Recurrent({u.heads, u.head_dim, u.state}, u.heads * u.head_dim + 2 * u.groups * u.state,
-                  u.width),
-        layer_{.H = u.heads,
-               .P = u.head_dim,
-               .N = u.state,
-               .G = u.groups,
-               .in_proj = w.matrix("in_proj.weight"),
-               .conv_weight = w.matrix("conv1d.weight"),
-               .conv_bias = w.vector("conv1d.bias"),
-               .A_log = w.vector("A_log"),
-               .D = w.vector("D"),
-               .dt_bias = w.vector("dt_bias"),
-               .norm_weight = w.vector("norm.weight"),
-               .out_proj = w.matrix("out_proj.weight"),
-               .eps = config.eps} {}
+std::unique_ptr<Unit> mamba(const HybridConfig& config, const MambaUnit& u, const Named& w) {
+  return std::make_unique<Recurrent<MambaMixer<double>, mamba_mixer<double>>>(
+      Shape<3>{u.heads, u.head_dim, u.state}, u.heads * u.head_dim + 2 * u.groups * u.state,
+      u.width,
+      MambaMixer<double>{.H = u.heads,
+                         .P = u.head_dim,
+                         .N = u.state,
+                         .G = u.groups,
+                         .in_proj = w.matrix("in_proj.weight"),
+                         .conv_weight = w.matrix("conv1d.weight"),
+                         .conv_bias = w.vector("conv1d.bias"),
+                         .A_log = w.vector("A_log"),
+                         .D = w.vector("D"),
+                         .dt_bias = w.vector("dt_bias"),
+                         .norm_weight = w.vector("norm.weight"),
+                         .out_proj = w.matrix("out_proj.weight"),
+                         .eps = config.eps});
+}
 
- private:
-  void mix(const Inputs& x, const LayerRun& how, const TensorView<double, 3>& conv,
-           const TensorView<double, 4>& state, const TensorView<double, 2>& out,
-           const std::optional<Snapshots>& snapshots) const override {
-    const std::int32_t starts[2] = {0, static_cast<std::int32_t>(x.extent(0))};
-    const Rows rows{.query_start_loc = make_view(starts, Shape<1>{2})};
-    mamba_mixer<double>(x, layer_, rows, how, conv, state, out, snapshots);
-  }
-
-  MambaMixer<double> layer_;
-};
-
-class DeltaNet final : public Recurrent {
- public:
-  DeltaNet(const HybridConfig& config, const DeltaNetUnit& u, const Named& w)
-      : Recurrent({u.value_heads, u.value_dim, u.key_dim},
-                  2 * u.key_heads * u.key_dim + u.value_heads * u.value_dim, u.width),
-        layer_{.H = u.key_heads,
-               .HV = u.value_heads,
-               .K = u.key_dim,
-               .V = u.value_dim,
-               .qkvz = w.matrix("in_proj_qkvz.weight"),
-               .ba = w.matrix("in_proj_ba.weight"),
-               .conv_weight = w.matrix("conv1d.weight"),
-               .A_log = w.vector("A_log"),
-               .dt_bias = w.vector("dt_bias"),
-               .norm_weight = w.vector("norm.weight"),
-               .out_proj = w.matrix("out_proj.weight"),
-               .eps = config.eps} {}
-
- private:
-  void mix(const Inputs& x, const LayerRun& how, const TensorView<double, 3>& conv,
-           const TensorView<double, 4>& state, const TensorView<double, 2>& out,
-           const std::optional<Snapshots>& snapshots) const override {
-    const std::int32_t starts[2] = {0, static_cast<std::int32_t>(x.extent(0))};
-    const Rows rows{.query_start_loc = make_view(starts, Shape<1>{2})};
-    gated_delta_net<double>(x, layer_, rows, how, conv, state, out, snapshots);
-  }
-
-  GatedDeltaNet<double> layer_;
-};
+std::unique_ptr<Unit> delta_net(const HybridConfig& config, const DeltaNetUnit& u, const Named& w) {
+  return std::make_unique<Recurrent<GatedDeltaNet<double>, gated_delta_net<double>>>(
+      Shape<3>{u.value_heads, u.value_dim, u.key_dim},
+      2 * u.key_heads * u.key_dim + u.value_heads * u.value_dim, u.width,
+      GatedDeltaNet<double>{.H = u.key_heads,
+                            .HV = u.value_heads,
+                            .K = u.key_dim,
+                            .V = u.value_dim,
+                            .qkvz = w.matrix("in_proj_qkvz.weight"),
+                            .ba = w.matrix("in_proj_ba.weight"),
+                            .conv_weight = w.matrix("conv1d.weight"),
+                            .A_log = w.vector("A_log"),
+                            .dt_bias = w.vector("dt_bias"),
+                            .norm_weight = w.vector("norm.weight"),
+                            .out_proj = w.matrix("out_proj.weight"),
+                            .eps = config.eps});
+}
 
 // --- Feed-forward units
 
@@ -514,32 +498,19 @@ Array<double, 1> norm_factors(const HybridConfig& config, const HybridWeights& w
 
 std::unique_ptr<Unit> make_unit(const HybridConfig& config, const HybridUnit& unit,
                                 const HybridWeights& weights) {
-  struct Make {
-    const HybridConfig& config;
-    const HybridUnit& unit;
-    const HybridWeights& weights;
-    Named named;
-
-    std::unique_ptr<Unit> operator()(const AttentionUnit& u) const {
-      return std::make_unique<Attention>(config, u, unit, weights);
-    }
-    std::unique_ptr<Unit> operator()(const LatentUnit& u) const {
-      return std::make_unique<Latent>(u, unit, weights);
-    }
-    std::unique_ptr<Unit> operator()(const MambaUnit& u) const {
-      return std::make_unique<Mamba>(config, u, named);
-    }
-    std::unique_ptr<Unit> operator()(const DeltaNetUnit& u) const {
-      return std::make_unique<DeltaNet>(config, u, named);
-    }
-    std::unique_ptr<Unit> operator()(const MlpUnit& u) const {
-      return std::make_unique<Mlp>(u, named);
-    }
-    std::unique_ptr<Unit> operator()(const ExpertsUnit& u) const {
-      return std::make_unique<Experts>(u, named);
-    }
-  };
-  return std::visit(Make{config, unit, weights, Named(weights, unit.at)}, unit.kind);
+  using Made = std::unique_ptr<Unit>;
+  const Named named(weights, unit.at);
+  return std::visit(
+      Overloaded{
+          [&](const AttentionUnit& u) -> Made {
+            return std::make_unique<Attention>(config, u, unit, weights);
+          },
+          [&](const LatentUnit& u) -> Made { return std::make_unique<Latent>(u, unit, weights); },
+          [&](const MambaUnit& u) -> Made { return mamba(config, u, named); },
+          [&](const DeltaNetUnit& u) -> Made { return delta_net(config, u, named); },
+          [&](const MlpUnit& u) -> Made { return std::make_unique<Mlp>(u, named); },
+          [&](const ExpertsUnit& u) -> Made { return std::make_unique<Experts>(u, named); }},
+      unit.kind);
 }
 
 }  // namespace lockstep::reference
