@@ -30,6 +30,8 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
   const LayerRows rows{
       x, conv_state, state, state_indices, query_start_loc, num_accepted_tokens, pad_slot_id};
 
+  std::int64_t batch_rows() const { return rows_in(query_start_loc, x); }
+
   Tensor meta() const { return like(z); }
 
   void check() const {
@@ -104,7 +106,7 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(z);
+    const Tensor out = result_like(z);
     rows.by_state([&](auto state_type) { launch<decltype(state_type)>(out); });
     return out;
   }

@@ -31,6 +31,7 @@ mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor 
   const std::int64_t pad_slot_id = integer();
 
   StateSlots slots() const { return slots_of(state_indices, state_out_indices, {}, pad_slot_id); }
+  std::int64_t batch_rows() const { return rows_in({}, x); }
 
   Tensor meta() const { return like(x); }
 
@@ -113,7 +114,7 @@ mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor 
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(x);
+    const Tensor out = result_like(x);
     with_types(x, state, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::mamba1_decode<T, S>(
           {.x = view_of<const T, 2>(x, "x"),

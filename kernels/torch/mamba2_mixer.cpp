@@ -29,6 +29,8 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
   const LayerRows rows{
       x, conv_state, state, state_indices, query_start_loc, num_accepted_tokens, pad_slot_id};
 
+  std::int64_t batch_rows() const { return rows_in(query_start_loc, x); }
+
   Tensor meta() const { return like(z); }
 
   void check() const {
@@ -103,7 +105,7 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(z);
+    const Tensor out = result_like(z);
     rows.by_state([&](auto state_type) { launch<decltype(state_type)>(out); });
     return out;
   }

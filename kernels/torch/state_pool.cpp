@@ -48,10 +48,14 @@ struct StateZero : Arguments {
   using Arguments::Arguments;
   const Tensor state = tensor(), slots = tensor();
 
+  std::int64_t batch_rows() const { return rows_in({}, slots); }
+
   void meta() const {}
 
+  void check() const { expect_pool(state); }
+
   void cpu() const {
-    expect_pool(state);
+    check();
     const IndexView named = host_slots(slots, "slots", state.size(1));
     with_states_as_rows(state, "state",
                         [&](const auto& pool) { reference::zero_states(pool, named); });
@@ -59,7 +63,7 @@ struct StateZero : Arguments {
 
 #ifdef LOCKSTEP_HAS_CUDA
   void cuda() const {
-    expect_pool(state);
+    check();
     kernels::state_zero(pool_of(state, "state"), indices_of<1>(slots, "slots"), stream());
   }
 #endif
@@ -74,6 +78,8 @@ state_scatter_accepted(Tensor(a!) state, Tensor intermediate, Tensor slots,
   const Tensor state = tensor(), intermediate = tensor(), slots = tensor();
   const Tensor num_accepted_tokens = tensor();
 
+  std::int64_t batch_rows() const { return rows_in({}, slots); }
+
   void meta() const {}
 
   void check() const {
@@ -83,13 +89,13 @@ state_scatter_accepted(Tensor(a!) state, Tensor intermediate, Tensor slots,
                     intermediate.sizes().slice(2) == state.sizes().slice(1),
                 "intermediate is expected to be [B, T, ...] of states ", state.sizes().slice(1),
                 "; got ", intermediate.sizes());
+    expect_shape(slots, "slots", "[B]", {intermediate.size(0)});
+    expect_shape(num_accepted_tokens, "num_accepted_tokens", "[B]", {intermediate.size(0)});
   }
 
   void cpu() const {
     check();
     const std::int64_t B = intermediate.size(0), T = intermediate.size(1);
-    expect_shape(slots, "slots", "[B]", {B});
-    expect_shape(num_accepted_tokens, "num_accepted_tokens", "[B]", {B});
     const IndexView to = host_slots(slots, "slots", state.size(0));
     const IndexView accepted = indices_of<1>(num_accepted_tokens, "num_accepted_tokens");
     for (std::int64_t b = 0; b < B; ++b)
