@@ -12,6 +12,8 @@
 namespace lockstep::torch_ops {
 namespace {
 
+constexpr std::int64_t kMovesOfLaunch = 12800;  ///< each takes 16 bytes of shared memory
+
 struct StateCopy : Arguments {
   static constexpr const char* kSchema =
       "state_copy(Tensor(a!) state, Tensor source, Tensor target) -> ()";
@@ -36,8 +38,31 @@ struct StateCopy : Arguments {
 #ifdef LOCKSTEP_HAS_CUDA
   void cuda() const {
     expect_pool(state);
+    if (source.numel() > kMovesOfLaunch) return copy_through_memory();
     kernels::state_copy(pool_of(state, "state"), indices_of<1>(source, "source"),
                         indices_of<1>(target, "target"), stream());
+  }
+
+  /// Gathers what moves, layer by layer, and stores it afterwards: a launch of state_copy() keeps
+  /// what moves in shared memory.
+  void copy_through_memory() const {
+    indices_of<1>(source, "source");
+    expect_shape(target, "target", "[moves], as source", source.sizes());
+    const Tensor moves = source.ge(0).logical_and(source.lt(state.size(1)));
+    const Tensor from = source.where(moves, at::zeros_like(source)), one = at::ones_like(source);
+    const Tensor to = target.masked_fill(moves.logical_not(), -1);
+    for (std::int64_t layer = 0; layer < state.size(0); ++layer) {
+      const Tensor pool = state.narrow(0, layer, 1);
+      const Tensor moved = pool.select(0, 0).index_select(0, from).unsqueeze(1);
+      for (std::int64_t first = 0; first < to.size(0); first += kRowsOfLaunch) {
+        const auto part = [&](const Tensor& tensor) {
+          return tensor.narrow(0, first, std::min(kRowsOfLaunch, to.size(0) - first));
+        };
+        kernels::state_scatter_accepted(pool_of(pool, "state"), pool_of(part(moved), "state"),
+                                        indices_of<1>(part(to), "target"),
+                                        indices_of<1>(part(one), "target"), stream());
+      }
+    }
   }
 #endif
 };

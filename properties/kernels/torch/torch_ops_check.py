@@ -703,6 +703,18 @@ def check_own_slots(device):
     expect_bits(found, expected, f"causal_conv1d_update on {device}: {rows} rows without state_indices")
 
 
+def check_many_moves(device):
+    """More moves than a launch keeps in shared memory, of slots that are sources and targets."""
+    data, slots = Data(device, seed=1), 70000
+    state = data.normal(2, slots, 8)
+    source, target = (torch.randperm(slots, generator=data.generator).int().to(device) for _ in "st")
+    source[:3], target[3:6] = -1, -1
+    expected = state.clone()
+    expected[:, target[6:].long()] = state[:, source[6:].long()]
+    torch.ops.lockstep.state_copy(state, source, target)
+    expect_bits({"state": state}, {"state": expected}, f"state_copy on {device}: {slots} moves")
+
+
 def changed(tensor):
     """The change of a tensor, and the tensor. Longer by its last element: an operator that takes it reads nothing beyond it."""
     for dim, size in enumerate(tensor.shape):
@@ -762,6 +774,8 @@ def check(name, device, backend):
         expect_bits(outcome(case, None), outcome(before, None), f"{what}: the check itself")
     if name == "causal_conv1d_update":
         check_own_slots(device)
+    if name == "state_copy":
+        check_many_moves(device)
     checks += ["rows"] * (name in MANY_ROWS)
     print(f"{device:4}  {name}: {', '.join(checks)} ok, {len(cases)} cases", flush=True)
 
