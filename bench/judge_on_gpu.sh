@@ -81,6 +81,8 @@ judge gdn_prefill 0 gated_delta_rule_prefill $ours:gated_delta_rule_prefill
 judge mla 0 mla_decode $ours:mla_decode
 judge mla_e4m3 0 mla_decode_e4m3 $ours:mla_decode_e4m3
 judge mla_prefill 0 mla_prefill $ours:mla_prefill
+judge merge 0 merge_attention $ours:merge_attention
+judge product 0 batched_product $ours:batched_product
 judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
 judge conv_prefill 0 causal_conv1d $ours:causal_conv1d
 judge copy 0 state_copy $ours:state_copy

@@ -211,7 +211,7 @@ inline RowSlots row_slots(const Checks& checks, const StateSlots& slots,
   return rows;
 }
 
-/// Launches give each row of the batch an index of the grid's y or z, which CUDA limits to 65535.
+/// Each row is an index of the grid's y or z, which CUDA limits to 65535; operators run in parts.
 inline void check_row_count(const Checks& checks, const RowSlots& rows) {
   checks.expect(rows.rows <= 65535, "the batch", "of at most 65535 rows",
                 std::to_string(rows.rows));

@@ -43,7 +43,11 @@ class Arguments {
   }
   at::Device device() const { return *device_; }
 
+  Tensor place;  ///< for the result, where the call is a part of a batch; else undefined
+
  protected:
+  /// The place for a result in the shape and type of x: a new tensor, or `place`.
+  Tensor result_like(const Tensor& x) const;
   Tensor tensor() { return (next_++)->toTensor(); }
   MaybeTensor maybe_tensor() { return (next_++)->toOptional<Tensor>(); }
   MaybeNumber maybe_number() { return (next_++)->toOptional<double>(); }
@@ -162,14 +166,25 @@ inline std::optional<float> as_float(const MaybeNumber& number) {
   return number ? std::optional(static_cast<float>(*number)) : std::nullopt;
 }
 
-/// Checks the rows and slots of a call for both devices, without reading their values: at most
-/// 65535 rows, and lists and tables of as many rows.
+/// Rows of a launch at most: each is an index of the grid's y or z, which has 65535, and a prefill
+/// of the gated delta rule takes one more for padding.
+constexpr std::int64_t kRowsOfLaunch = 65534;
+
+/// Rows of a batch, before its arguments are checked: those of query_start_loc, or else one for
+/// each element of the first dimension of `each`.
+inline std::int64_t rows_in(const MaybeTensor& query_start_loc, const MaybeTensor& each) {
+  const MaybeTensor& counted = query_start_loc ? query_start_loc : each;
+  const std::int64_t size = counted && counted->dim() > 0 ? counted->size(0) : 0;
+  return query_start_loc ? size - 1 : size;
+}
+
+/// Checks the rows and slots of a call for both devices, without reading their values: lists and
+/// tables have as many rows as the batch.
 inline void check_rows(const MaybeTensor& query_start_loc, const StateSlots& slots,
                        std::int64_t tokens) {
   const auto starts = indices_of(query_start_loc, "query_start_loc");
   expect(!starts || starts->extent(0) >= 1, "query_start_loc", "[N + 1]", "no elements");
   const std::int64_t N = row_count(starts, tokens);
-  expect(N <= 65535, "the batch", "of at most 65535 rows", N);
   const auto per_row = [&](const auto& view, const char* argument) {
     if (view)
       expect(view->extent(0) == N, argument, std::to_string(N) + (N == 1 ? " row" : " rows"),
@@ -224,6 +239,9 @@ inline MaybeTensor repeated(const MaybeTensor& tensor, const char* argument, at:
 /// A new contiguous tensor in the shape and type of x, for a result. Sizes may be symbolic.
 inline Tensor like(const Tensor& x) {
   return at::empty_symint(x.sym_sizes(), x.options());
+}
+inline Tensor Arguments::result_like(const Tensor& x) const {
+  return place.defined() ? place : like(x);
 }
 
 // --- The CPU: references in float ---------------------------------------------------------------

@@ -28,6 +28,7 @@ causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bia
   const std::int64_t pad_slot_id = integer();
 
   StateSlots slots() const { return slots_of(state_indices, {}, num_accepted_tokens, pad_slot_id); }
+  std::int64_t batch_rows() const { return rows_in(query_start_loc, x); }
   bool silu() const {
     expect(activation == "none" || activation == "silu", "activation", "\"none\" or \"silu\"",
            activation);
@@ -101,7 +102,7 @@ causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bia
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(x);
+    const Tensor out = result_like(x);
     with_types(x, conv_state, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::causal_conv1d_update<T, S>(
           {.x = view_of<const T, 2>(x, "x"),
@@ -129,6 +130,8 @@ conv_state_shift(Tensor(a!) state, Tensor state_indices, Tensor num_accepted_tok
   using Arguments::Arguments;
   const Tensor state = tensor(), state_indices = tensor(), num_accepted_tokens = tensor();
   const std::int64_t width = integer();
+
+  std::int64_t batch_rows() const { return rows_in({}, state_indices); }
 
   void meta() const {}
 

@@ -28,7 +28,9 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
   const MaybeTensor query_start_loc = maybe_tensor(), num_accepted_tokens = maybe_tensor();
 
   const LayerRows rows{
-      x, conv_state, state, state_indices, query_start_loc, num_accepted_tokens, pad_slot_id};
+      x, z, conv_state, state, state_indices, query_start_loc, num_accepted_tokens, pad_slot_id};
+
+  std::int64_t batch_rows() const { return rows_in(query_start_loc, x); }
 
   Tensor meta() const { return like(z); }
 
@@ -41,22 +43,13 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
     const std::int64_t keys = D - HV * V, H = keys / (2 * K);
     expect(H > 0 && HV > 0 && keys == 2 * H * K && HV % H == 0, "x",
            "[T, 2 H K + HV V] with HV a multiple of H, for state [slots, HV, V, K]", x.sizes());
-    expect_rank(conv_weight, "conv_weight", 2);
-    const std::int64_t W = conv_weight.size(1);
-    expect(2 <= W && W <= 4, "conv_weight", "[D, W] with W from 2 to 4", conv_weight.sizes());
-    expect_shape(conv_weight, "conv_weight", "[D, W]", {D, W});
-    expect_shape(conv_bias, "conv_bias", "[D]", {D});
     expect_shape(z, "z", "[T, HV, V]", {T, HV, V});
     expect_shape(a, "a", "[T, HV]", {T, HV});
     expect_shape(b, "b", "[T, HV]", {T, HV});
-    rows.check(W, "D");
+    rows.check(conv_weight, conv_bias, "D");
     expect_shape(A_log, "A_log", "[HV]", {HV});
     expect_shape(dt_bias, "dt_bias", "[HV]", {HV});
     expect_shape(norm_weight, "norm_weight", "[V]", {V});
-    expect_float(x, "x");
-    expect_type(z, x.scalar_type(), "z");
-    expect_float(conv_state, "conv_state");
-    if (conv_bias) expect_float(*conv_bias, "conv_bias");
     for (const auto& [tensor, argument] : {std::pair{a, "a"},
                                            {b, "b"},
                                            {conv_weight, "conv_weight"},
@@ -64,8 +57,6 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
                                            {dt_bias, "dt_bias"},
                                            {norm_weight, "norm_weight"}})
       expect_float(tensor, argument);
-    expect_contiguous_rows(x, "x");
-    expect_contiguous_rows(z, "z");
     expect(parts == 0 || parts == 1 || parts == 2 || parts == 4 || parts == 8, "parts",
            "0, 1, 2, 4 or 8", parts);
   }
@@ -73,11 +64,9 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
   Tensor cpu() const {
     check();
     const HostTensor<2> hx(x, "x"), ha(a, "a"), hb(b, "b"), weight(conv_weight, "conv_weight");
-    const HostTensor<3> hz(z, "z"), window(conv_state, "conv_state"), out = host_output<3>(z);
+    const HostTensor<3> hz(z, "z");
     const HostTensor<1> bias(conv_bias, "conv_bias"), decay(A_log, "A_log");
     const HostTensor<1> shift(dt_bias, "dt_bias"), norm(norm_weight, "norm_weight");
-    const HostTensor<4> states(state, "state");
-    rows.check_host();
     const reference::GatedDeltaNetDecode<float> net{.x = hx.in(),
                                                     .z = hz.in(),
                                                     .a = ha.in(),
@@ -91,20 +80,18 @@ gated_delta_net_decode(Tensor x, Tensor z, Tensor a, Tensor b, Tensor(a!) conv_s
                                                     .eps = eps,
                                                     .storage = storage_of(x, state),
                                                     .window = format_of(conv_state)};
-    if (rows.verifies())
-      reference::gated_delta_net_verify<float>(net, *rows.starts(), window.out(), states.out(),
-                                               out.out());
-    else
-      reference::gated_delta_net_decode<float>(net, window.out(), states.out(), out.out());
-    window.write_back();
-    states.write_back();
-    return out.as(x.scalar_type());
+    return rows.on_host([&](const auto&... states_and_out) {
+      if (rows.verifies())
+        reference::gated_delta_net_verify<float>(net, *rows.starts(), states_and_out...);
+      else
+        reference::gated_delta_net_decode<float>(net, states_and_out...);
+    });
   }
 
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(z);
+    const Tensor out = result_like(z);
     rows.by_state([&](auto state_type) { launch<decltype(state_type)>(out); });
     return out;
   }

@@ -128,6 +128,7 @@ gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Ten
   StateSlots slots() const {
     return slots_of(state_indices, state_out_indices, num_accepted_tokens, pad_slot_id);
   }
+  std::int64_t batch_rows() const { return rows_in(query_start_loc, k); }
   GatedDeltaArguments tokens() const { return {q, k, v, g, beta, query_start_loc, A_log, dt_bias}; }
   /// The tokens of an earlier verification, whose accepted ones are committed first.
   std::optional<GatedDeltaArguments> fold() const {
@@ -203,7 +204,7 @@ gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Ten
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(v);
+    const Tensor out = result_like(v);
     const auto earlier = fold();
     with_types(k, state, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::GatedDeltaRuleUpdate<T, S> in{
@@ -251,6 +252,7 @@ gated_delta_rule_replay(Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) st
   const std::int64_t pad_slot_id = integer();
 
   StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
+  std::int64_t batch_rows() const { return rows_in(query_start_loc, k); }
   GatedDeltaArguments tokens() const {
     return {{}, k, v, g, beta, query_start_loc, A_log, dt_bias};
   }
@@ -316,6 +318,7 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
   PrefillArguments rows() const {
     return {false, query_start_loc, {}, state_indices, has_initial_state, pad_slot_id};
   }
+  std::int64_t batch_rows() const { return rows_in(query_start_loc, {}); }
   /// A tensor with the shape and type of states: the state or boundary_states; nothing if neither
   /// is given.
   MaybeTensor states() const { return state ? state : boundary_states; }
@@ -333,6 +336,7 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
     rows().check(k, "k", 3, state.has_value());
     expect(!boundary_states || boundary_every > 0, "boundary_every", "a count of tokens",
            boundary_every);
+    check_boundary_rows(boundary_states, batch_rows());
     if (!state || !boundary_states) return;
     expect_type(boundary_states, state->scalar_type(), "boundary_states");
     expect_rank(*boundary_states, "boundary_states", 4);
@@ -362,7 +366,7 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(v);
+    const Tensor out = result_like(v);
     const Tensor pool = states() ? *states() : at::empty({0}, v.options().dtype(at::kFloat));
     with_types(k, pool, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::GatedDeltaRulePrefill<T, S> in{

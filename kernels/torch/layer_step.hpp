@@ -7,7 +7,7 @@
 namespace lockstep::torch_ops {
 
 struct LayerRows {
-  Tensor x, conv_state, state;  // [T, D], [slots, D, C], [slots, ...]
+  Tensor x, z, conv_state, state;  // [T, D], [T, heads, ...], [slots, D, C], [slots, ...]
   MaybeTensor state_indices, query_start_loc, num_accepted_tokens;
   std::int64_t pad_slot_id;
 
@@ -15,9 +15,23 @@ struct LayerRows {
   StateSlots slots() const { return slots_of(state_indices, {}, num_accepted_tokens, pad_slot_id); }
   std::optional<IndexView> starts() const { return indices_of(query_start_loc, "query_start_loc"); }
 
-  /// Checks rows and windows for both devices. W: taps of the convolution; `letters` say D.
-  void check(std::int64_t W, const std::string& letters) const {
+  /// Checks rows, convolution and windows for both devices. `letters` say D.
+  void check(const Tensor& conv_weight, const MaybeTensor& conv_bias,
+             const std::string& letters) const {
     const std::int64_t D = x.size(1), slot_count = state.size(0);
+    expect_rank(conv_weight, "conv_weight", 2);
+    const std::int64_t W = conv_weight.size(1);
+    expect(2 <= W && W <= 4, "conv_weight", "[" + letters + ", W] with W from 2 to 4",
+           conv_weight.sizes());
+    expect_shape(conv_weight, "conv_weight", ("[" + letters + ", W]").c_str(), {D, W});
+    expect_shape(conv_bias, "conv_bias", ("[" + letters + "]").c_str(), {D});
+    expect_float(x, "x");
+    expect_type(z, x.scalar_type(), "z");
+    expect_contiguous_rows(x, "x");
+    expect_contiguous_rows(z, "z");
+    for (const auto& [tensor, argument] :
+         {std::pair{MaybeTensor(conv_state), "conv_state"}, {conv_bias, "conv_bias"}})
+      if (tensor) expect_float(*tensor, argument);
     const StateSlots s = slots();
     expect(s.table.has_value() == verifies() && s.num_accepted.has_value() == verifies(),
            "state_indices beside query_start_loc and num_accepted_tokens",
@@ -32,6 +46,19 @@ struct LayerRows {
                  {slot_count, D, conv_state.size(2)});
     expect(conv_state.size(2) >= W - 2 + s.table->extent(1), "conv_state",
            shape + ", C] with C at least W - 1 + drafts", conv_state.sizes());
+  }
+
+  /// Calls step(window, states, out) with the states in float, and gives the results, in the type
+  /// of x.
+  template <class Step>
+  Tensor on_host(Step step) const {
+    check_host();
+    const HostTensor<3> window(conv_state, "conv_state"), out = host_output<3>(z);
+    const HostTensor<4> states(state, "state");
+    step(window.out(), states.out(), out.out());
+    window.write_back();
+    states.write_back();
+    return out.as(x.scalar_type());
   }
 
   /// Checks the values of indices, on the CPU; called after check().

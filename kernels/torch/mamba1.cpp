@@ -12,6 +12,48 @@
 namespace lockstep::torch_ops {
 namespace {
 
+/// Arguments that a step and a prefill of Mamba1 have alike: packed tokens, weights and states.
+struct Mamba1Arguments {
+  Tensor x, dt, A, B, C;  // [T, D], [T, D], [D, N], [T, N], [T, N]
+  MaybeTensor D, z, dt_bias, state;
+
+  void check() const {
+    expect_rank(x, "x", 2);
+    expect_rank(B, "B", 2);
+    const std::int64_t T = x.size(0), channels = x.size(1);
+    expect(1 <= channels && channels <= 1 << 20, "x", "[T, D] with D from 1 to 1048576", x.sizes());
+    if (state) {
+      expect_float(*state, "state");
+      expect_rank(*state, "state", 3);
+    }
+    const std::int64_t N = state ? state->size(2) : B.size(1);
+    if (state) expect_shape(*state, "state", "[slots, D, N]", {state->size(0), channels, N});
+    expect(N >= 1, "B", "[T, N] with N at least 1", B.sizes());
+    expect_shape(dt, "dt", "[T, D]", {T, channels});
+    expect_shape(A, "A", "[D, N]", {channels, N});
+    expect_type(A, at::kFloat, "A");
+    expect_shape(B, "B", "[T, N]", {T, N});
+    expect_shape(C, "C", "[T, N]", {T, N});
+    expect_shape(z, "z", "[T, D]", {T, channels});
+    expect_float(x, "x");
+    expect_contiguous_rows(x, "x");
+    for (const auto& [tensor, argument] :
+         {std::pair{MaybeTensor(dt), "dt"}, {MaybeTensor(B), "B"}, {MaybeTensor(C), "C"}, {z, "z"}})
+      check_rows_of_x(tensor, argument);
+    for (const auto& [tensor, argument] : {std::pair{D, "D"}, {dt_bias, "dt_bias"}})
+      check_weight(tensor, argument, "[D]", channels);
+  }
+  void check_rows_of_x(const MaybeTensor& tensor, const char* argument) const {
+    expect_type(tensor, x.scalar_type(), argument);
+    expect_contiguous_rows(tensor, argument);
+  }
+  static void check_weight(const MaybeTensor& tensor, const char* argument, const char* letters,
+                           std::int64_t size) {
+    expect_shape(tensor, argument, letters, {size});
+    if (tensor) expect_float(*tensor, argument);
+  }
+};
+
 struct Mamba1Decode : Arguments {
   static constexpr const char* kSchema = R"(
 mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, *,
@@ -31,55 +73,27 @@ mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor 
   const std::int64_t pad_slot_id = integer();
 
   StateSlots slots() const { return slots_of(state_indices, state_out_indices, {}, pad_slot_id); }
+  std::int64_t batch_rows() const { return rows_in({}, x); }
 
   Tensor meta() const { return like(x); }
 
   void check() const {
-    expect_rank(x, "x", 2);
-    expect_rank(state, "state", 3);
-    const std::int64_t T = x.size(0), channels = x.size(1), N = state.size(2);
-    expect(1 <= channels && channels <= 1 << 20, "x", "[T, D] with D from 1 to 1048576", x.sizes());
-    expect(N >= 1, "state", "[slots, D, N] with N at least 1", state.sizes());
-    expect_shape(state, "state", "[slots, D, N]", {state.size(0), channels, N});
-    expect_shape(dt, "dt", "[T, D]", {T, channels});
-    expect_shape(A, "A", "[D, N]", {channels, N});
-    expect_shape(B, "B", "[T, N]", {T, N});
-    expect_shape(C, "C", "[T, N]", {T, N});
-    expect_shape(z, "z", "[T, D]", {T, channels});
-    for (const auto& [tensor, argument] : {std::pair{D, "D"}, {dt_bias, "dt_bias"}})
-      expect_shape(tensor, argument, "[D]", {channels});
+    const Mamba1Arguments all{x, dt, A, B, C, D, z, dt_bias, state};
+    all.check();
     for (const auto& [tensor, argument] : {std::pair{b_weight, "b_weight"}, {c_weight, "c_weight"}})
-      expect_shape(tensor, argument, "[N]", {N});
+      all.check_weight(tensor, argument, "[N]", B.size(1));
     expect(norm_eps.has_value() == dt_low.has_value(), "norm_eps and dt_low",
            "both given, or neither", "one of them");
     expect(norm_eps || !(b_weight || c_weight), "b_weight and c_weight", "absent without norm_eps",
            "given");
     if (dt_low) expect_rank(*dt_low, "dt_low", 2);
     if (dt_low)
-      expect(dt_low->size(0) == T && dt_low->size(1) >= 1, "dt_low", "[T, R], a row of x each",
-             dt_low->sizes());
-    check_types();
+      expect(dt_low->size(0) == x.size(0) && dt_low->size(1) >= 1, "dt_low",
+             "[T, R], a row of x each", dt_low->sizes());
+    all.check_rows_of_x(dt_low, "dt_low");
     expect(!slots().table && !slots().out_table, "state_indices and state_out_indices", "lists [T]",
            "a table");
-    check_rows({}, slots(), T);
-  }
-
-  void check_types() const {
-    expect_float(x, "x");
-    expect_float(state, "state");
-    expect_type(A, at::kFloat, "A");
-    for (const auto& [tensor, argument] : {std::pair{MaybeTensor(dt), "dt"},
-                                           {MaybeTensor(B), "B"},
-                                           {MaybeTensor(C), "C"},
-                                           {z, "z"},
-                                           {dt_low, "dt_low"}}) {
-      expect_type(tensor, x.scalar_type(), argument);
-      expect_contiguous_rows(tensor, argument);
-    }
-    expect_contiguous_rows(x, "x");
-    for (const auto& [tensor, argument] :
-         {std::pair{D, "D"}, {dt_bias, "dt_bias"}, {b_weight, "b_weight"}, {c_weight, "c_weight"}})
-      if (tensor) expect_float(*tensor, argument);
+    check_rows({}, slots(), x.size(0));
   }
 
   Tensor cpu() const {
@@ -113,7 +127,7 @@ mamba1_decode(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor 
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(x);
+    const Tensor out = result_like(x);
     with_types(x, state, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::mamba1_decode<T, S>(
           {.x = view_of<const T, 2>(x, "x"),
@@ -167,34 +181,7 @@ mamba1_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? st
 
   void check() const {
     rows().check(x, "x", 2, state.has_value());
-    expect_rank(B, "B", 2);
-    const std::int64_t T = x.size(0), channels = x.size(1), N = B.size(1);
-    expect(1 <= channels && channels <= 1 << 20, "x", "[T, D] with D from 1 to 1048576", x.sizes());
-    expect(N >= 1, "B", "[T, N] with N at least 1", B.sizes());
-    expect_shape(dt, "dt", "[T, D]", {T, channels});
-    expect_shape(A, "A", "[D, N]", {channels, N});
-    expect_type(A, at::kFloat, "A");
-    expect_shape(B, "B", "[T, N]", {T, N});
-    expect_shape(C, "C", "[T, N]", {T, N});
-    expect_shape(z, "z", "[T, D]", {T, channels});
-    expect_float(x, "x");
-    for (const auto& [tensor, argument] :
-         {std::pair{MaybeTensor(dt), "dt"}, {MaybeTensor(B), "B"}, {MaybeTensor(C), "C"}, {z, "z"}})
-      expect_type(tensor, x.scalar_type(), argument);
-    for (const auto& [tensor, argument] : {std::pair{MaybeTensor(x), "x"},
-                                           {MaybeTensor(dt), "dt"},
-                                           {MaybeTensor(B), "B"},
-                                           {MaybeTensor(C), "C"},
-                                           {z, "z"}})
-      expect_contiguous_rows(tensor, argument);
-    for (const auto& [tensor, argument] : {std::pair{D, "D"}, {dt_bias, "dt_bias"}}) {
-      expect_shape(tensor, argument, "[D]", {channels});
-      if (tensor) expect_float(*tensor, argument);
-    }
-    if (!state) return;
-    expect_float(*state, "state");
-    expect_rank(*state, "state", 3);
-    expect_shape(*state, "state", "[slots, D, N]", {state->size(0), channels, N});
+    Mamba1Arguments{x, dt, A, B, C, D, z, dt_bias, state}.check();
   }
 
   Tensor cpu() const {

@@ -42,6 +42,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
   StateSlots slots() const {
     return slots_of(state_indices, state_out_indices, num_accepted_tokens, pad_slot_id);
   }
+  std::int64_t batch_rows() const { return rows_in(query_start_loc, x); }
   bool reads_only() const { return read_only || parents || snapshots; }
 
   Tensor meta() const { return like(x); }
@@ -226,7 +227,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
 
   Tensor cuda() const {
     check();
-    const Tensor dt = wide_dt(), A = wide_A(), out = like(x);
+    const Tensor dt = wide_dt(), A = wide_A(), out = result_like(x);
     const MaybeTensor D = wide_D(), dt_bias = wide_bias();
     const auto update = [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       if constexpr (!kernels::kIsScaled<S>)
@@ -287,6 +288,7 @@ selective_state_replay(Tensor(a!) state, Tensor stash_decay, Tensor stash_dt, Te
   const std::int64_t pad_slot_id = integer();
 
   StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
+  std::int64_t batch_rows() const { return rows_in(query_start_loc, x); }
 
   void meta() const {}
 

@@ -27,7 +27,9 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
 
   const MaybeTensor query_start_loc = maybe_tensor(), num_accepted_tokens = maybe_tensor();
   const LayerRows rows{
-      x, conv_state, state, state_indices, query_start_loc, num_accepted_tokens, pad_slot_id};
+      x, z, conv_state, state, state_indices, query_start_loc, num_accepted_tokens, pad_slot_id};
+
+  std::int64_t batch_rows() const { return rows_in(query_start_loc, x); }
 
   Tensor meta() const { return like(z); }
 
@@ -40,31 +42,19 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
     const std::int64_t vectors = channels - H * P, G = vectors / (2 * N);
     expect(G > 0 && H > 0 && vectors == 2 * G * N && H % G == 0, "x",
            "[T, H P + 2 G N] with H a multiple of G, for state [slots, H, P, N]", x.sizes());
-    expect_rank(conv_weight, "conv_weight", 2);
-    const std::int64_t W = conv_weight.size(1);
-    expect(2 <= W && W <= 4, "conv_weight", "[H P + 2 G N, W] with W from 2 to 4",
-           conv_weight.sizes());
-    expect_shape(conv_weight, "conv_weight", "[H P + 2 G N, W]", {channels, W});
-    expect_shape(conv_bias, "conv_bias", "[H P + 2 G N]", {channels});
-    rows.check(W, "H P + 2 G N");
+    rows.check(conv_weight, conv_bias, "H P + 2 G N");
     expect_shape(z, "z", "[T, H, P]", {T, H, P});
     expect_shape(dt, "dt", "[T, H]", {T, H});
     for (const auto& [tensor, argument] : {std::pair{A, "A"}, {D, "D"}, {dt_bias, "dt_bias"}})
       expect_shape(tensor, argument, "[H]", {H});
     expect_shape(norm_weight, "norm_weight", "[H P]", {H * P});
     expect_type(A, at::kFloat, "A");
-    expect_float(x, "x");
-    expect_type(z, x.scalar_type(), "z");
-    expect_float(conv_state, "conv_state");
-    if (conv_bias) expect_float(*conv_bias, "conv_bias");
     for (const auto& [tensor, argument] : {std::pair{dt, "dt"},
                                            {conv_weight, "conv_weight"},
                                            {D, "D"},
                                            {dt_bias, "dt_bias"},
                                            {norm_weight, "norm_weight"}})
       expect_float(tensor, argument);
-    expect_contiguous_rows(x, "x");
-    expect_contiguous_rows(z, "z");
     const bool known = parts == 1 || parts == 2 || parts == 4 || parts == 8 || parts == 16;
     expect(parts == 0 || known, "parts", "0, 1, 2, 4, 8 or 16", parts);
   }
@@ -72,11 +62,9 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
   Tensor cpu() const {
     check();
     const HostTensor<2> hx(x, "x"), hdt(dt, "dt"), weight(conv_weight, "conv_weight");
-    const HostTensor<3> hz(z, "z"), window(conv_state, "conv_state"), out = host_output<3>(z);
+    const HostTensor<3> hz(z, "z");
     const HostTensor<1> bias(conv_bias, "conv_bias"), rates(A, "A"), skip(D, "D");
     const HostTensor<1> shift(dt_bias, "dt_bias"), norm(norm_weight, "norm_weight");
-    const HostTensor<4> states(state, "state");
-    rows.check_host();
     const reference::Mamba2MixerDecode<float> mixer{.x = hx.in(),
                                                     .z = hz.in(),
                                                     .dt = hdt.in(),
@@ -90,20 +78,18 @@ mamba2_mixer_decode(Tensor x, Tensor z, Tensor dt, Tensor(a!) conv_state, Tensor
                                                     .eps = eps,
                                                     .storage = storage_of(x, state),
                                                     .window = format_of(conv_state)};
-    if (rows.verifies())
-      reference::mamba2_mixer_verify<float>(mixer, *rows.starts(), window.out(), states.out(),
-                                            out.out());
-    else
-      reference::mamba2_mixer_decode<float>(mixer, window.out(), states.out(), out.out());
-    window.write_back();
-    states.write_back();
-    return out.as(x.scalar_type());
+    return rows.on_host([&](const auto&... states_and_out) {
+      if (rows.verifies())
+        reference::mamba2_mixer_verify<float>(mixer, *rows.starts(), states_and_out...);
+      else
+        reference::mamba2_mixer_decode<float>(mixer, states_and_out...);
+    });
   }
 
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(z);
+    const Tensor out = result_like(z);
     rows.by_state([&](auto state_type) { launch<decltype(state_type)>(out); });
     return out;
   }

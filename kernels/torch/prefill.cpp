@@ -35,6 +35,7 @@ causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? conv_state, *,
     return {x.dim() == 3,  query_start_loc,   context_lengths,
             state_indices, has_initial_state, pad_slot_id};
   }
+  std::int64_t batch_rows() const { return rows().count(x); }
   bool silu() const {
     expect(activation == "none" || activation == "silu", "activation", "\"none\" or \"silu\"",
            activation);
@@ -51,6 +52,7 @@ causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? conv_state, *,
     expect_shape(weight, "weight", "[D, W]", {D, W});
     expect_shape(bias, "bias", "[D]", {D});
     if (!conv_state) return;
+    expect_float(*conv_state, "conv_state");
     expect_rank(*conv_state, "conv_state", 3);
     const std::int64_t C = conv_state->size(2);
     expect_shape(*conv_state, "conv_state", "[slots, D, C]", {conv_state->size(0), D, C});
@@ -87,8 +89,8 @@ causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? conv_state, *,
 
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
-    rows().check(x, "x", 2, conv_state.has_value());
-    const Tensor out = like(x), tokens = rows().packed(x);
+    check();
+    const Tensor out = result_like(x), tokens = rows().packed(x);
     const Tensor state = state_or_float(conv_state, x);
     with_types(x, state, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::causal_conv1d<T, S>(
@@ -130,6 +132,7 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
     return {x.dim() == 4,  query_start_loc,   context_lengths,
             state_indices, has_initial_state, pad_slot_id};
   }
+  std::int64_t batch_rows() const { return rows().count(x); }
   std::int64_t H() const { return x.size(-2); }
   std::int64_t P() const { return x.size(-1); }
   MaybeTensor wide_D() const { return repeated(D, "D", {H(), P()}, 1); }
@@ -162,6 +165,7 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
            "at least 1 with boundary_states, and 0 without", boundary_every);
     expect(!boundary_states || !rows().padded, "boundary_states", "absent in a padded batch",
            "given");
+    check_boundary_rows(boundary_states, batch_rows());
     if (!boundary_states) return;
     expect(state.has_value(), "boundary_states", "given with a state", "without");
     expect_type(boundary_states, state->scalar_type(), "boundary_states");
@@ -237,7 +241,7 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(x), types = state_or_float(state, x);
+    const Tensor out = result_like(x), types = state_or_float(state, x);
     with_types(x, types, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       const auto tokens = [&](const Tensor& tensor, const char* argument) {
         expect_type(tensor, x.scalar_type(), argument);

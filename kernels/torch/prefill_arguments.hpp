@@ -15,6 +15,11 @@ struct PrefillArguments {
   MaybeTensor query_start_loc, context_lengths, state_indices, has_initial_state;
   std::int64_t pad_slot_id;
 
+  /// Rows of the batch, before its arguments are checked.
+  std::int64_t count(const Tensor& x) const {
+    return padded || query_start_loc ? rows_in(query_start_loc, x) : 1;
+  }
+
   /// The tensor as [tokens, ...]: a padded [B, S, ...] becomes [B S, ...].
   Tensor packed(const Tensor& tensor) const { return padded ? tensor.flatten(0, 1) : tensor; }
   MaybeTensor packed(const MaybeTensor& tensor) const {
@@ -29,7 +34,7 @@ struct PrefillArguments {
     expect(has_state || !state_indices, "state_indices", "absent without a state", "given");
     const auto starts = indices_of(query_start_loc, "query_start_loc");
     expect(!starts || starts->extent(0) >= 1, "query_start_loc", "[N + 1]", "no elements");
-    const std::int64_t rows = padded ? x.size(0) : starts ? starts->extent(0) - 1 : 1;
+    const std::int64_t rows = count(x);
     expect_type(context_lengths, at::kInt, "context_lengths");
     expect_shape(context_lengths, "context_lengths", "[B]", {rows});
     expect_type(state_indices, at::kInt, "state_indices");
@@ -83,5 +88,11 @@ struct PrefillArguments {
   }
 #endif
 };
+
+/// Boundaries are counted from the first row of a launch, so they take a batch of one launch.
+inline void check_boundary_rows(const MaybeTensor& boundary_states, std::int64_t rows) {
+  expect(!boundary_states || rows <= kRowsOfLaunch, "the batch",
+         "of at most " + std::to_string(kRowsOfLaunch) + " rows with boundary_states", rows);
+}
 
 }  // namespace lockstep::torch_ops

@@ -132,6 +132,7 @@ selective_state_ring_update(Tensor(a!) state, Tensor(b!) ring_x, Tensor(c!) ring
 
   SelectiveRing ring() const { return {state, ring_x, ring_b, ring_dt}; }
   StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
+  std::int64_t batch_rows() const { return rows_in({}, x); }
 
   Tensor meta() const { return like(x); }
 
@@ -193,7 +194,7 @@ selective_state_ring_update(Tensor(a!) state, Tensor(b!) ring_x, Tensor(c!) ring
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    Tensor out = like(x);
+    const Tensor out = result_like(x);
     with_ring_types(x, state, [&]<class S>(TypeOf<S>) {
       kernels::selective_state_ring_update<S>({.ring = ring().views<S>(),
                                                .x = view_of<const kernels::Bf16, 3>(x, "x"),
@@ -233,6 +234,7 @@ selective_state_ring_flush(Tensor(a!) state, Tensor ring_x, Tensor ring_B, Tenso
 
   SelectiveRing ring() const { return {state, ring_x, ring_b, ring_dt}; }
   StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
+  std::int64_t batch_rows() const { return rows_in({}, counts); }
 
   void meta() const {}
 
@@ -332,6 +334,7 @@ gated_delta_rule_ring_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta
 
   DeltaRing ring() const { return {state, ring_k, ring_k_scale, ring_u, ring_g}; }
   StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
+  std::int64_t batch_rows() const { return rows_in({}, v); }
 
   Tensor meta() const { return like(v); }
 
@@ -387,7 +390,7 @@ gated_delta_rule_ring_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    Tensor out = like(v);
+    const Tensor out = result_like(v);
     with_ring_types(v, state, [&]<class S>(TypeOf<S>) {
       kernels::gated_delta_rule_ring_update<S>({.ring = ring().views<S>(),
                                                 .q = view_of<const kernels::Bf16, 3>(q, "q"),
@@ -425,6 +428,7 @@ gated_delta_rule_ring_flush(Tensor(a!) state, Tensor ring_k, Tensor ring_k_scale
 
   DeltaRing ring() const { return {state, ring_k, ring_k_scale, ring_u, ring_g}; }
   StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
+  std::int64_t batch_rows() const { return rows_in({}, counts); }
 
   void meta() const {}
 

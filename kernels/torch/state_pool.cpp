@@ -12,6 +12,8 @@
 namespace lockstep::torch_ops {
 namespace {
 
+constexpr std::int64_t kMovesOfLaunch = 12800;  ///< each takes 16 bytes of shared memory
+
 /// Refuses a slot that two of the rows for which `writes` holds would write: which of the two stays
 /// would depend on their order.
 void expect_different_slots(const IndexView& slots, const char* name, const auto& writes) {
@@ -43,8 +45,31 @@ struct StateCopy : Arguments {
 #ifdef LOCKSTEP_HAS_CUDA
   void cuda() const {
     expect_pool(state);
+    if (source.numel() > kMovesOfLaunch) return copy_through_memory();
     kernels::state_copy(pool_of(state, "state"), indices_of<1>(source, "source"),
                         indices_of<1>(target, "target"), stream());
+  }
+
+  /// Gathers what moves, layer by layer, and stores it afterwards: a launch of state_copy() keeps
+  /// what moves in shared memory.
+  void copy_through_memory() const {
+    indices_of<1>(source, "source");
+    expect_shape(target, "target", "[moves], as source", source.sizes());
+    const Tensor moves = source.ge(0).logical_and(source.lt(state.size(1)));
+    const Tensor from = source.where(moves, at::zeros_like(source)), one = at::ones_like(source);
+    const Tensor to = target.masked_fill(moves.logical_not(), -1);
+    for (std::int64_t layer = 0; layer < state.size(0); ++layer) {
+      const Tensor pool = state.narrow(0, layer, 1);
+      const Tensor moved = pool.select(0, 0).index_select(0, from).unsqueeze(1);
+      for (std::int64_t first = 0; first < to.size(0); first += kRowsOfLaunch) {
+        const auto part = [&](const Tensor& tensor) {
+          return tensor.narrow(0, first, std::min(kRowsOfLaunch, to.size(0) - first));
+        };
+        kernels::state_scatter_accepted(pool_of(pool, "state"), pool_of(part(moved), "state"),
+                                        indices_of<1>(part(to), "target"),
+                                        indices_of<1>(part(one), "target"), stream());
+      }
+    }
   }
 #endif
 };
@@ -55,10 +80,14 @@ struct StateZero : Arguments {
   using Arguments::Arguments;
   const Tensor state = tensor(), slots = tensor();
 
+  std::int64_t batch_rows() const { return rows_in({}, slots); }
+
   void meta() const {}
 
+  void check() const { expect_pool(state); }
+
   void cpu() const {
-    expect_pool(state);
+    check();
     const IndexView named = host_slots(slots, "slots", state.size(1));
     with_states_as_rows(state, "state",
                         [&](const auto& pool) { reference::zero_states(pool, named); });
@@ -66,7 +95,7 @@ struct StateZero : Arguments {
 
 #ifdef LOCKSTEP_HAS_CUDA
   void cuda() const {
-    expect_pool(state);
+    check();
     kernels::state_zero(pool_of(state, "state"), indices_of<1>(slots, "slots"), stream());
   }
 #endif
@@ -81,6 +110,8 @@ state_scatter_accepted(Tensor(a!) state, Tensor intermediate, Tensor slots,
   const Tensor state = tensor(), intermediate = tensor(), slots = tensor();
   const Tensor num_accepted_tokens = tensor();
 
+  std::int64_t batch_rows() const { return rows_in({}, slots); }
+
   void meta() const {}
 
   void check() const {
@@ -90,13 +121,13 @@ state_scatter_accepted(Tensor(a!) state, Tensor intermediate, Tensor slots,
                     intermediate.sizes().slice(2) == state.sizes().slice(1),
                 "intermediate is expected to be [B, T, ...] of states ", state.sizes().slice(1),
                 "; got ", intermediate.sizes());
+    expect_shape(slots, "slots", "[B]", {intermediate.size(0)});
+    expect_shape(num_accepted_tokens, "num_accepted_tokens", "[B]", {intermediate.size(0)});
   }
 
   void cpu() const {
     check();
     const std::int64_t B = intermediate.size(0), T = intermediate.size(1);
-    expect_shape(slots, "slots", "[B]", {B});
-    expect_shape(num_accepted_tokens, "num_accepted_tokens", "[B]", {B});
     const IndexView to = host_slots(slots, "slots", state.size(0));
     const IndexView accepted = indices_of<1>(num_accepted_tokens, "num_accepted_tokens");
     for (std::int64_t b = 0; b < B; ++b)

@@ -10,8 +10,6 @@ from ._layouts import (activation_name, even_starts, expect, forward_only, int32
                        write_slots)
 from ._library import operators
 
-ROWS_MAX = 65535  # rows that the operators take in a batch
-
 
 def tokens_of(x):
     """x [B, D] or [B, D, S] as tokens [B S, D], and the rows' starts: None for one token each."""
@@ -111,9 +109,6 @@ def starts_of_segments(segments):
     not read from the device; rows after the last run are empty."""
     rows, size = segments.shape
     total = rows * size
-    if total > ROWS_MAX:
-        raise NotImplementedError(f"seq_idx of {total} tokens is not supported by lockstep.ops: a "
-                                  f"batch has at most {ROWS_MAX} rows, and each token may be one")
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
     begins = begins.flatten()

@@ -14,6 +14,7 @@ Of each operator, on the CPU and on the GPU where there is one:
   graph     a captured CUDA graph, replayed with other contents, gives the bits of a direct call
   refusals  a tensor that is longer by one, of one dimension more or of integers of 64 bits is refused
             with a sentence, and nothing was written: but for what FREE lists
+  rows      a batch of more rows than a launch takes gives what its rows give alone
 
 One line per operator and device, and one for the README's example; the first difference ends the
 run with status 1.
@@ -515,6 +516,10 @@ KERNELS = {"gated_delta_net_decode": "gated_delta_net_verify", "mamba2_mixer_dec
            "padded_mla_layer": "mla_layer", "mla_rope_decode": "mla_layer"}
 
 
+# Operators of batches of any number of rows.
+PREFILLS = {"causal_conv1d", "ssd_prefill", "gated_delta_rule_prefill", "mamba1_prefill"}  # one row without starts and lengths
+MANY_ROWS = {name for name in CASES if not re.match("mla|merge|batched|scale|latent|padded|state_copy", name)}
+
 # Of each operator, what may be longer than it is in the cases: dimensions of a tensor, or "rank" and "type".
 SLOTS_FREE = {"state": {0}, "conv_state": {0}, "boundary_states": {0}, "nodes": {1}}
 TABLE = {"state_indices": {1, "rank"}}  # a list may be a table
@@ -553,6 +558,15 @@ FREE = {
     "padded_mla_layer": PAGES,
     "mla_rope_decode": {**PAGES, "w_vc": {1}},
 }
+
+
+# Rows of padding in front of a case's: a launch on the GPU takes 65,534 rows, so that it ends between the case's.
+PADDING_ROWS = 65532
+# What has an element for each row, with that of padding; and what has one for each token.
+OF_ROWS = {"state_indices": -1, "state_out_indices": -1, "num_accepted_tokens": 1, "has_initial_state": 0,
+           "context_lengths": 0, "nodes": 0, "cursors": 0, "positions": 0, "counts": 0, "targets": -1, "slots": -1,
+           "intermediate": 0, "query_start_loc": 0}
+OF_TOKENS = {"q", "k", "v", "g", "beta", "x", "dt", "dt_low", "B", "C", "z", "a", "b", "snapshots", "stash_decay", "stash_dt"}
 
 
 def with_tensors(case, change):
@@ -649,6 +663,58 @@ def check_graph(op, case, other, what):
     expect_bits(outcome(captured, result), expected, f"{what}: CUDA graph")
 
 
+def behind_padding(case):
+    """The case behind rows of padding: without tokens where query_start_loc says so, else of one token each."""
+    wide = copied(case)
+    for argument, tensor in case.items():
+        name = argument.removeprefix("fold_")
+        starts = argument.removesuffix(name) + "query_start_loc"
+        if torch.is_tensor(tensor) and (name in OF_ROWS or (name in OF_TOKENS and case.get(starts) is None)):
+            padding = tensor.new_full((PADDING_ROWS, *tensor.shape[1:]), OF_ROWS.get(name, 0))
+            wide[argument] = torch.cat([padding, tensor])
+    return wide
+
+
+def check_many_rows(op, case, what, device):
+    alone, wide = with_tensors(copied(case), torch.Tensor.cpu), behind_padding(case)
+    if case.get("boundary_states") is not None:
+        try:
+            op(**wide)
+        except RuntimeError as error:
+            if "at most 65534 rows with boundary_states" in str(error):
+                return
+            raise
+        raise Difference(f"{what}: boundaries of more rows than a launch has were taken")
+    expected = outcome(alone, op(**alone))
+    found = outcome(wide, op(**wide))
+    last = {name: x[len(x) - len(expected[name]):] for name, x in found.items()}
+    compare = expect_near if device == "cuda" else expect_bits
+    compare(last, expected, f"{what}: behind {PADDING_ROWS} rows of padding")
+
+
+def check_own_slots(device):
+    """Row i of a batch of more rows than a launch has is on slot i without indices, whatever pad_slot_id says."""
+    data, rows = Data(device, seed=1), PADDING_ROWS + ROWS
+    case = dict(x=data.normal(rows, 8), conv_state=data.normal(rows, 8, 3), weight=data.normal(8, 4), bias=None)
+    own, listed = copied(case), copied(case)
+    expected = outcome(listed, torch.ops.lockstep.causal_conv1d_update(
+        **listed, state_indices=torch.arange(rows, dtype=torch.int32, device=device)))
+    found = outcome(own, torch.ops.lockstep.causal_conv1d_update(**own, pad_slot_id=3))
+    expect_bits(found, expected, f"causal_conv1d_update on {device}: {rows} rows without state_indices")
+
+
+def check_many_moves(device):
+    """More moves than a launch keeps in shared memory, of slots that are sources and targets."""
+    data, slots = Data(device, seed=1), 70000
+    state = data.normal(2, slots, 8)
+    source, target = (torch.randperm(slots, generator=data.generator).int().to(device) for _ in "st")
+    source[:3], target[3:6] = -1, -1
+    expected = state.clone()
+    expected[:, target[6:].long()] = state[:, source[6:].long()]
+    torch.ops.lockstep.state_copy(state, source, target)
+    expect_bits({"state": state}, {"state": expected}, f"state_copy on {device}: {slots} moves")
+
+
 def changed(tensor):
     """The change of a tensor, and the tensor. Longer by its last element: an operator that takes it reads nothing beyond it."""
     for dim, size in enumerate(tensor.shape):
@@ -702,7 +768,15 @@ def check(name, device, backend):
         if device == "cuda":
             check_near_cpu(op, case, what)
             check_graph(op, case, other, what)
+        has_rows = name not in PREFILLS or any(case.get(x) is not None for x in ("query_start_loc", "context_lengths"))
+        if name in MANY_ROWS and has_rows:
+            check_many_rows(op, case, what, device)
         expect_bits(outcome(case, None), outcome(before, None), f"{what}: the check itself")
+    if name == "causal_conv1d_update":
+        check_own_slots(device)
+    if name == "state_copy":
+        check_many_moves(device)
+    checks += ["rows"] * (name in MANY_ROWS)
     print(f"{device:4}  {name}: {', '.join(checks)} ok, {len(cases)} cases", flush=True)
 
 
