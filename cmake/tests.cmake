@@ -29,7 +29,6 @@ if(TARGET lockstep_views)
   add_library(lockstep_candidates MODULE ${candidate_sources})
   set_target_properties(lockstep_candidates PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
   target_link_libraries(lockstep_candidates PRIVATE lockstep_requirements lockstep_views lockstep_compiled)
-  target_compile_options(lockstep_candidates PRIVATE ${judge_level})
   target_precompile_headers(lockstep_candidates REUSE_FROM lockstep_judge)
 endif()
 
