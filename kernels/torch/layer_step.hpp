@@ -29,9 +29,8 @@ struct LayerRows {
     expect_type(z, x.scalar_type(), "z");
     expect_contiguous_rows(x, "x");
     expect_contiguous_rows(z, "z");
-    for (const auto& [tensor, argument] :
-         {std::pair{MaybeTensor(conv_state), "conv_state"}, {conv_bias, "conv_bias"}})
-      if (tensor) expect_float(*tensor, argument);
+    expect_float(conv_state, "conv_state");
+    if (conv_bias) expect_float(*conv_bias, "conv_bias");
     const StateSlots s = slots();
     expect(s.table.has_value() == verifies() && s.num_accepted.has_value() == verifies(),
            "state_indices beside query_start_loc and num_accepted_tokens",

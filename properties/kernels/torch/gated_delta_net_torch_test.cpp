@@ -75,8 +75,8 @@ TEST(TorchGatedDeltaNet, refusesAPartOfAVerification) {
 
 TEST(TorchGatedDeltaNet, refusesByName) {
   expect_refusals(kName, Step().arguments(at::kBFloat16, at::kFloat),
-                  {{"x", zeros({B, D + 1}), "T"},
-                   {"x", zeros({B + 1, D}), "T"},
+                  {{"x", zeros({B, D + 1})},
+                   {"x", zeros({B + 1, D}), "z"},
                    {"z", zeros({B, HV, V + 1})},
                    {"z", zeros({B, HV, V}).to(at::kFloat)},
                    {"a", zeros({B, HV + 1})},
