@@ -104,7 +104,7 @@ foreach(line IN ITEMS
     "name=reference.agrees_with_libtorch labels=quick timeout=600 program={lockstep_torch_tests} args=--gtest_filter=-RecurrenceAccuracy.*:TorchOps*"
     "name=reference.accuracy_by_length labels=full timeout=600 program={lockstep_torch_tests} args=--gtest_filter=RecurrenceAccuracy.*"
     "name=operators.keep_their_contract labels=quick timeout=600 program={lockstep_torch_tests} args=--gtest_filter=TorchOps*"
-    "name=operators.run_from_a_package labels=quick timeout=60 program={lockstep_static_kv_tests} args=--gtest_filter=ExportedOperators* fixtures_required=exported_operators environment=\"LOCKSTEP_EXPORTED_OPS={build}/exported_operators LOCKSTEP_TORCH_OPS={lockstep_torch_ops} AOTI_RUNTIME_CHECK_INPUTS=1\""
+    "name=operators.run_from_a_package labels=full timeout=60 program={lockstep_static_kv_tests} args=--gtest_filter=ExportedOperators* fixtures_required=exported_operators environment=\"LOCKSTEP_EXPORTED_OPS={build}/exported_operators LOCKSTEP_TORCH_OPS={lockstep_torch_ops} AOTI_RUNTIME_CHECK_INPUTS=1\""
     "name=numbers.of_tensors labels=quick timeout=600 program={lockstep_numbers_torch_tests} args=--gtest_filter=-*InFull.*"
     "name=numbers.of_tensors_in_full labels=full timeout=7200 program={lockstep_numbers_torch_tests} args=--gtest_filter=*InFull.*"
     "name=static_kv.runtime labels=quick timeout=600 program={lockstep_static_kv_tests} args=--gtest_filter=-ExportedOperators*:*Packages*"

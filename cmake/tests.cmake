@@ -70,6 +70,8 @@ function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where 
     target_link_libraries(${program} PRIVATE lockstep::lockstep lockstep_test_requirements lockstep_views)
     target_link_libraries(${program}_of_numbers PRIVATE lockstep_test_requirements lockstep_views)
     lockstep_compile_tests(${program})
+    lockstep_unite(${program})
+    lockstep_unite(${program}_of_numbers)
     lockstep_compile_tests(${program}_of_numbers ${compiled_functions})
     add_dependencies(${program} lockstep lockstep-judge lockstep_candidates)
   endif()
@@ -114,7 +116,7 @@ if(TARGET lockstep_numbers_torch)
   target_compile_definitions(lockstep_number_support PRIVATE
     LOCKSTEP_PROGRAM="$<TARGET_FILE:lockstep>" LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}" LOCKSTEP_CANDIDATES="")
   add_executable(lockstep_numbers_torch_tests ${number_sources} $<TARGET_OBJECTS:lockstep_number_support>)
-  target_link_libraries(lockstep_numbers_torch_tests PRIVATE lockstep_sim lockstep_reference lockstep_numbers
+  target_link_libraries(lockstep_numbers_torch_tests PRIVATE lockstep_once lockstep_sim lockstep_reference lockstep_numbers
     lockstep_models lockstep_numbers_torch lockstep_judge lockstep_compiled $<TARGET_NAME_IF_EXISTS:lockstep_device>
     GTest::gtest_main GTest::gmock ${CMAKE_DL_LIBS})
   target_compile_definitions(lockstep_numbers_torch_tests PRIVATE

@@ -34,6 +34,7 @@ the lines that include files of this project are left out. A file that only move
 """
 import contextlib
 import datetime
+import functools
 import hashlib
 import io
 import json
@@ -64,6 +65,7 @@ def operations(root):
     return sorted(kernel_files(root))
 
 
+@functools.cache
 def gpu_tests(root, operation):
     """The operation's test, in whatever folder below properties/ it stands: paths from the root."""
     return [str(path.relative_to(root)) for path in sorted((root / "properties").rglob(f"{operation}_gpu_test.cpp"))]
@@ -78,8 +80,18 @@ def sources(root, operation):
         if name in found or not (root / name).is_file():
             continue
         found.add(name)
-        waiting += OUR_INCLUDE.findall((root / name).read_text())
+        waiting += included((root / name).read_text())
     return sorted(found, key=lambda name: (pathlib.PurePath(name).name, name))
+
+
+@functools.cache  # many kernels include the same files
+def included(text):
+    return OUR_INCLUDE.findall(text)
+
+
+@functools.cache
+def digested(text):
+    return bare(OUR_INCLUDE.sub("", text))
 
 
 def bare(text):
@@ -91,8 +103,7 @@ def bare(text):
 def digest(root, operation):
     whole = hashlib.sha256()
     for name in sources(root, operation):
-        text = OUR_INCLUDE.sub("", (root / name).read_text())
-        whole.update(f"{pathlib.PurePath(name).name}\n{bare(text)}\n".encode())
+        whole.update(f"{pathlib.PurePath(name).name}\n{digested((root / name).read_text())}\n".encode())
     return whole.hexdigest()[:16]
 
 

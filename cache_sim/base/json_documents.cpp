@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cache_sim/base/input.hpp"
@@ -322,6 +323,10 @@ Result<std::vector<std::int64_t>> Record::integers(std::string_view field, std::
     all.push_back(one.get<std::int64_t>());
   }
   return all;
+}
+
+Result<std::vector<std::int64_t>> Record::token_ids(std::string_view field) const {
+  return integers(field, 0, std::numeric_limits<std::uint32_t>::max());
 }
 
 Result<std::vector<double>> Record::numbers(std::string_view field) const {

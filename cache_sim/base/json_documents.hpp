@@ -82,6 +82,7 @@ class Record {
   Result<Record> object(std::string_view field) const;
   Result<std::vector<std::int64_t>> integers(std::string_view field, std::int64_t low,
                                              std::int64_t high) const;
+  Result<std::vector<std::int64_t>> token_ids(std::string_view field) const;  ///< of 32 bits
   /// Numbers, whole or not, none of them negative.
   Result<std::vector<double>> numbers(std::string_view field) const;
   Result<std::vector<Record>> objects(std::string_view field) const;

@@ -1,14 +1,9 @@
 #include "cache_sim/logs/log_fields.hpp"
 
-#include <limits>
-
 #include "cache_sim/base/text.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
-
-constexpr Nanoseconds kSecond = 1'000'000'000;
-constexpr std::int64_t kMostId = std::numeric_limits<std::uint32_t>::max();
 
 /// A name that is safe in a trace, in a table and on a terminal.
 Result<std::string> read_id(const Record& line, std::string_view field) {
@@ -22,10 +17,10 @@ Result<std::string> read_id(const Record& line, std::string_view field) {
 
 /// Sets prompt and output from two lists of token ids.
 Result<void> read_tokens(const LogField& prompts, const LogField& outputs, LoggedRequest& request) {
-  const auto prompt = prompts.line.integers(prompts.name, 0, kMostId);
+  const auto prompt = prompts.line.token_ids(prompts.name);
   if (!prompt) return tl::unexpected(prompt.error());
   if (prompt->empty()) return prompts.line.error(prompts.name, "a prompt has at least one token");
-  const auto output = outputs.line.integers(outputs.name, 0, kMostId);
+  const auto output = outputs.line.token_ids(outputs.name);
   if (!output) return tl::unexpected(output.error());
   if (prompt->size() + output->size() > Tokens::kMaxSize)
     return outputs.line.error(outputs.name, "prompt and output have more than 2^24 tokens");

@@ -13,11 +13,6 @@
 #include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
-namespace {
-
-constexpr Nanoseconds kSecond = 1'000'000'000;
-
-}  // namespace
 
 std::string LogPlace::text() const {
   return fmt::format("{}:{}", file, line);

@@ -2,21 +2,17 @@
 
 #include <fmt/format.h>
 
-#include <limits>
-
 #include "cache_sim/base/json_documents.hpp"
 #include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr std::int64_t kMostId = std::numeric_limits<std::uint32_t>::max();
-
 Result<Truth> read_truth(const Record& line) {
-  const auto prompt = line.integers("prompt", 0, kMostId);
+  const auto prompt = line.token_ids("prompt");
   if (!prompt) return tl::unexpected(prompt.error());
   if (prompt->empty()) return line.error("prompt", "a prompt has at least one token");
-  const auto output = line.integers("output", 0, kMostId);
+  const auto output = line.token_ids("output");
   if (!output) return tl::unexpected(output.error());
   if (prompt->size() + output->size() > Tokens::kMaxSize)
     return line.error("prompt", "has more than 2^24 tokens, with the output");

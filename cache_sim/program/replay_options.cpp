@@ -143,7 +143,7 @@ Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::str
     if (subject.starts_with("exec:") && !allow_exec)
       return fail(fmt::format(
           "its # run: line starts a program (`{}`), which is done only with --allow-exec",
-          printable(subject)));
+          lockstep::printable(subject)));
   return options.requests();
 }
 

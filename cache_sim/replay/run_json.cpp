@@ -11,7 +11,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr std::size_t kMostRequests = 100'000;
+constexpr std::size_t kMostOutcomes = 100'000;
 
 std::string hex(std::uint64_t value) {
   return fmt::format("{:016x}", value);
@@ -122,7 +122,7 @@ Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome) {
   for (const LocatedFinding& located : run.findings())
     findings.push_back(finding_json(located, request));
   json["findings"] = findings;
-  if (run.outcomes().size() <= kMostRequests) json["requests"] = requests_json(run);
+  if (run.outcomes().size() <= kMostOutcomes) json["requests"] = requests_json(run);
   for (const auto& [form, left_out] : run.left_out())
     json["unsupported"].push_back(
         {{"operation", form}, {"left_out", left_out.count}, {"text", left_out.why}});

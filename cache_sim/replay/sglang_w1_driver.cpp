@@ -145,7 +145,8 @@ class DrivenSglangW1 final : public DrivenWorkload {
   SglangW1 workload_;
 };
 
-Result<std::unique_ptr<DrivenWorkload>> open(std::string_view parameters, std::int64_t limit) {
+Result<std::unique_ptr<DrivenWorkload>> drive_sglang_w1(std::string_view parameters,
+                                                        std::int64_t limit) {
   return SglangW1Options::parse(parameters)
       .map([&](SglangW1Options options) -> std::unique_ptr<DrivenWorkload> {
         if (limit > 0) options.requests = std::min(options.requests, limit);
@@ -153,7 +154,7 @@ Result<std::unique_ptr<DrivenWorkload>> open(std::string_view parameters, std::i
       });
 }
 
-const Registration<WorkloadDriver> kSglangW1{{"sglang-w1", open}};
+const Registration<WorkloadDriver> kSglangW1{{"sglang-w1", drive_sglang_w1}};
 
 }  // namespace
 

@@ -137,7 +137,8 @@ class DrivenVllmW1 final : public DrivenWorkload {
   VllmW1 workload_;
 };
 
-Result<std::unique_ptr<DrivenWorkload>> open(std::string_view parameters, std::int64_t limit) {
+Result<std::unique_ptr<DrivenWorkload>> drive_vllm_w1(std::string_view parameters,
+                                                      std::int64_t limit) {
   return VllmW1Options::parse(parameters)
       .map([&](VllmW1Options options) -> std::unique_ptr<DrivenWorkload> {
         if (limit > 0) options.requests = std::min(options.requests, limit);
@@ -145,7 +146,7 @@ Result<std::unique_ptr<DrivenWorkload>> open(std::string_view parameters, std::i
       });
 }
 
-const Registration<WorkloadDriver> kVllmW1{{"vllm-w1", open}};
+const Registration<WorkloadDriver> kVllmW1{{"vllm-w1", drive_vllm_w1}};
 
 }  // namespace
 

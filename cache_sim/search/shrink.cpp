@@ -21,8 +21,6 @@
 namespace lockstep::cache_sim {
 namespace {
 
-using Candidate = TraceForm;
-
 // --- Playing -------------------------------------------------------------------------------------
 
 bool is_scheduled(const Steps& steps) {
@@ -32,7 +30,7 @@ bool is_scheduled(const Steps& steps) {
 }
 
 /// The trace of a candidate, without statements about requests that were removed.
-Trace as_trace(const Candidate& candidate) {
+Trace as_trace(const TraceForm& candidate) {
   Trace trace;
   trace.config = candidate.config;
   trace.scheduler_level = is_scheduled(candidate.steps);
@@ -169,7 +167,7 @@ class Shrinker {
 
  private:
   /// Plays a candidate; nothing if it is no legal trace.
-  std::optional<Played> play(const Candidate& candidate) {
+  std::optional<Played> play(const TraceForm& candidate) {
     if (executions_ >= options_.most_executions) return std::nullopt;
     if (executions_ != 0 && options_.stops && options_.stops()) return std::nullopt;
     ++executions_;
@@ -189,7 +187,7 @@ class Shrinker {
   }
 
   /// Takes the candidate if it still shows the finding. It must not be larger.
-  bool attempt(const Candidate& candidate) {
+  bool attempt(const TraceForm& candidate) {
     const std::optional<Played> played = play(candidate);
     if (!played || !shows(*played)) return false;
     adopt(candidate.config, *played);
@@ -210,7 +208,7 @@ class Shrinker {
   /// Numbers explain a wrong label and decide nothing: smaller traces are sought with labels alone,
   /// which run several times as fast.
   bool leave_numbers() {
-    Candidate labels = best_;
+    TraceForm labels = best_;
     for (const std::string_view field : {kFidelityField, kModelField})
       labels.config.put(field, *Config().find(field));
     return labels.config.text(kFidelityField) != best_.config.text(kFidelityField) &&
@@ -218,7 +216,7 @@ class Shrinker {
   }
 
   void bring_back_numbers(const Config& numbered) {
-    Candidate candidate = best_;
+    TraceForm candidate = best_;
     for (const std::string_view field : {kFidelityField, kModelField})
       candidate.config.put(field, numbered.text(field));
     attempt(candidate);
@@ -227,7 +225,7 @@ class Shrinker {
   /// Ends the trace with a check, behind the first line after which that finds something.
   void check_early() {
     for (std::size_t end = 1; end < best_.steps.size(); ++end) {
-      Candidate candidate = best_;
+      TraceForm candidate = best_;
       candidate.steps.resize(end);
       candidate.steps.push_back(step_of(Operation{.verb = Verb::check}));
       if (attempt(candidate)) return;
@@ -249,7 +247,7 @@ class Shrinker {
 
   /// Whether the trace has got fewer lines. Forms that cost more executions come later.
   bool take_other_form() {
-    const TakesForm takes = [this](const Candidate& form) { return attempt(form); };
+    const TakesForm takes = [this](const TraceForm& form) { return attempt(form); };
     return take_shorter_form(best_, takes) || take_detour() ||
            take_distant_form(best_, field_values(), takes);
   }
@@ -268,14 +266,14 @@ class Shrinker {
   /// A child, which takes milliseconds for a trace, goes one leg.
   bool take_detour() {
     if (best_.steps.size() <= kFewLines || !is_of_operations(best_.steps)) return false;
-    const Candidate start = best_;
+    const TraceForm start = best_;
     const LocatedFinding found = finding_;
     const FieldValues values = values_on_the_way();
     const int legs = choices_->empty() ? 1 : start.steps.size() > kLongTrace ? kLegs : kFewLegs;
     for (int leg = 0; leg < legs; ++leg) {
       best_ = start;
       for (int i = 0; i < kLegLength; ++i) {
-        const Candidate form = detour(best_, values, way_);
+        const TraceForm form = detour(best_, values, way_);
         const std::optional<Played> played = play(form);
         if (!played || !shows(*played) || played->steps.size() > start.steps.size() + kLonger)
           continue;
@@ -329,7 +327,7 @@ class Shrinker {
     for (;;) {
       bool dropped = false;
       for (std::size_t at = 0; at < best_.steps.size();) {
-        Candidate candidate = best_;
+        TraceForm candidate = best_;
         const std::size_t end = std::min(at + piece, candidate.steps.size());
         candidate.steps.erase(candidate.steps.begin() + static_cast<std::ptrdiff_t>(at),
                               candidate.steps.begin() + static_cast<std::ptrdiff_t>(end));
@@ -358,7 +356,7 @@ class Shrinker {
   }
 
   bool drop_with(std::size_t line, std::int64_t states, std::int64_t tokens) {
-    Candidate candidate = best_;
+    TraceForm candidate = best_;
     candidate.steps.erase(candidate.steps.begin() + static_cast<std::ptrdiff_t>(line));
     if (!run_.fixed.contains("state_slots")) candidate.config.state_slots -= states;
     if (!run_.fixed.contains("kv_tokens"))
@@ -371,7 +369,7 @@ class Shrinker {
   void join_lines() {
     for (std::size_t i = 0; i < best_.steps.size(); ++i) {
       for (std::size_t j = i + 1; j < best_.steps.size(); ++j) {
-        Candidate earlier = best_;
+        TraceForm earlier = best_;
         Step& first = earlier.steps[i];
         const auto* const one = std::get_if<Operation>(&first.statement.what);
         const auto* const other = std::get_if<Operation>(&earlier.steps[j].statement.what);
@@ -382,7 +380,7 @@ class Shrinker {
         if (joined.verb == Verb::extend) joined.n += other->n;
         first.statement.what = joined;
         first.rest = earlier.steps[j].rest;
-        Candidate later = earlier;
+        TraceForm later = earlier;
         later.steps[j] = first;
         earlier.steps.erase(earlier.steps.begin() + static_cast<std::ptrdiff_t>(j));
         later.steps.erase(later.steps.begin() + static_cast<std::ptrdiff_t>(i));
@@ -406,7 +404,7 @@ class Shrinker {
   template <class Change>
   void change_each(Change change) {
     for (std::size_t i = 0; i < best_.steps.size(); ++i) {
-      Candidate candidate = best_;
+      TraceForm candidate = best_;
       if (change(candidate.steps[i])) attempt(candidate);
     }
   }
@@ -506,7 +504,7 @@ class Shrinker {
   }
 
   void drop_salts() {
-    Candidate unsalted = best_;
+    TraceForm unsalted = best_;
     bool salted = false;
     for (Step& step : unsalted.steps) {
       if (auto* operation = std::get_if<Operation>(&step.statement.what))
@@ -520,7 +518,7 @@ class Shrinker {
   /// Pools of the default size make an execution several times as long, so what the trace needs is
   /// sought with a smaller one.
   void set_pool(std::int64_t kv_tokens) {
-    Candidate candidate = best_;
+    TraceForm candidate = best_;
     candidate.config.kv_tokens = kv_tokens;
     for (Step& step : candidate.steps)  // who asks for a whole pool goes on asking for that
       if (auto* operation = std::get_if<Operation>(&step.statement.what))
@@ -536,7 +534,7 @@ class Shrinker {
       const bool is_pool = field == "kv_tokens";
       if (is_pool && best_.config.kv_tokens == kSmallPool) continue;
       const auto takes = [&](const std::string& value) {
-        Candidate candidate = best_;
+        TraceForm candidate = best_;
         return candidate.config.set(field, value) && attempt(candidate);
       };
       if ((is_pool && takes(std::to_string(kSmallPool))) || takes(*Config().find(field))) continue;
@@ -557,7 +555,7 @@ class Shrinker {
   /// Takes elements out of a list, and lowers the numbers at the ends of those that stay.
   void lower_list(const std::string& field) {
     const auto with = [&](const std::vector<std::string>& elements) {
-      Candidate candidate = best_;
+      TraceForm candidate = best_;
       return candidate.config.set(field, fmt::format("{}", fmt::join(elements, ","))) &&
              attempt(candidate);
     };
@@ -590,7 +588,7 @@ class Shrinker {
           parse_integer(*best_.config.find(field), 1, std::int64_t{1} << 40);
       if (!now || *now == 1) return;
       const auto lowered = [&](std::int64_t value) {
-        Candidate candidate = best_;
+        TraceForm candidate = best_;
         return candidate.config.set(field, std::to_string(value)) && attempt(candidate);
       };
       if (!lowered(1) && !lowered(*now / 2) && !lowered(*now - 1)) return;
@@ -614,14 +612,14 @@ class Shrinker {
 
   /// A candidate in which `map` replaces every token; a token that it maps to nothing is removed.
   template <class Map>
-  Candidate mapped(Map map) const {
+  TraceForm mapped(Map map) const {
     const auto apply = [&](const Tokens& tokens) {
       std::vector<Token> values;
       for (const Token token : tokens.values())
         if (const std::optional<Token> to = map(token)) values.push_back(*to);
       return Tokens::of_values(values);
     };
-    Candidate candidate = best_;
+    TraceForm candidate = best_;
     for (Step& step : candidate.steps) {
       if (auto* operation = std::get_if<Operation>(&step.statement.what)) {
         if (!operation->tokens.empty()) operation->tokens = apply(operation->tokens);
@@ -652,7 +650,7 @@ class Shrinker {
   /// A candidate in which `map(token, k)` replaces the k-th occurrence, counted from 0, of a token
   /// in its sequence. Tokens of an extend continue the sequence of their request.
   template <class Map>
-  Candidate with_occurrences(Map map) const {
+  TraceForm with_occurrences(Map map) const {
     using Occurrences = std::map<Token, std::uint32_t>;
     const auto apply = [&](Tokens& tokens, Occurrences& seen) {
       std::vector<Token> values = tokens.values();
@@ -660,7 +658,7 @@ class Shrinker {
       tokens = Tokens::of_values(values);
     };
     std::map<std::uint32_t, Occurrences> of_request;
-    Candidate candidate = best_;
+    TraceForm candidate = best_;
     for (Step& step : candidate.steps) {
       if (auto* operation = std::get_if<Operation>(&step.statement.what)) {
         const bool continues = operation->verb == Verb::extend || operation->verb == Verb::accept;
@@ -786,7 +784,7 @@ class Shrinker {
     for (const auto& [other, place] : now.begins_after)
       if (other < branch && place == after) beside.push_back(token_of(other, 0));
     return std::ranges::any_of(beside, [&](Token first) {
-      const Candidate merged = mapped([&](Token token) -> std::optional<Token> {
+      const TraceForm merged = mapped([&](Token token) -> std::optional<Token> {
         return token >> 32 == branch ? first + static_cast<std::uint32_t>(token) : token;
       });
       return attempt({merged.config, named_by_branch(merged.steps).steps});
@@ -823,7 +821,7 @@ class Shrinker {
   }
 
   void rename_requests_and_slots() {
-    Candidate renamed = best_;
+    TraceForm renamed = best_;
     std::map<std::uint32_t, Name> names;
     const auto rename_one = [&](Name& name, char prefix) {
       if (!name.exists()) return;
@@ -860,7 +858,7 @@ class Shrinker {
   bool takes_any_;
   std::optional<FieldValues> choices_;
   Draw way_{1, 1};
-  Candidate best_;
+  TraceForm best_;
   Config first_config_;
   LocatedFinding finding_;
   LocatedFinding sought_;

@@ -18,7 +18,6 @@
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 /// An output that is given as a length has a document of its own. These documents are numbered
 /// above every name of up to six letters.
 constexpr Document kOutputDocuments = Document{1} << 30;
@@ -284,7 +283,7 @@ class Reader {
           if (key == "drafts")
             return parse_list(value, 0).map([&](const auto& list) { spec.drafts = list; });
           if (key == "priority")
-            return parse_integer(value, -kMost, kMost).map([&](std::int64_t v) {
+            return parse_integer(value, -kMostInteger, kMostInteger).map([&](std::int64_t v) {
               spec.priority = v;
             });
           if (key == "session") return read_name(value, spec.session);
@@ -294,7 +293,7 @@ class Reader {
             return parse_integer(value, 0, trace_.config.ranks - 1).map([&](std::int64_t v) {
               spec.rank = v;
             });
-          if (key == "external") return read_number(value, 0, kMost, spec.external);
+          if (key == "external") return read_number(value, 0, kMostInteger, spec.external);
           if (key == "speculate")
             return parse_speculation(value).map([&](const Speculation& s) { speculation = s; });
           if (key == "branches") return read_number(value, 1, kMostBranches, spec.branches);
@@ -367,7 +366,9 @@ class Reader {
               latest_at_ = std::max(latest_at_, run.until);  // nothing arrives in the past
             });
           if (key == "steps")
-            return parse_integer(value, 0, kMost).map([&](std::int64_t v) { run.steps = v; });
+            return parse_integer(value, 0, kMostInteger).map([&](std::int64_t v) {
+              run.steps = v;
+            });
           return fail("run has no such field");
         });
     if (!read) return tl::unexpected(read.error());

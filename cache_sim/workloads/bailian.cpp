@@ -14,11 +14,9 @@
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr std::uint32_t kBlock = 16;
-constexpr Nanoseconds kSecond = 1'000'000'000;
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-
 class BailianStream final : public RequestStream {
+  static constexpr std::uint32_t kBlock = 16;
+
  public:
   explicit BailianStream(std::unique_ptr<JsonDocuments> documents)
       : documents_(std::move(documents)) {}
@@ -43,9 +41,9 @@ class BailianStream final : public RequestStream {
  private:
   /// The id of the first turn of the chat that a turn belongs to.
   Result<std::int64_t> first_turn_of(const Record& record) {
-    auto chat = record.integer("chat_id", 0, kMost);
+    auto chat = record.integer("chat_id", 0, kMostInteger);
     if (!chat) return chat;
-    auto parent = record.integer("parent_chat_id", -1, kMost);
+    auto parent = record.integer("parent_chat_id", -1, kMostInteger);
     if (!parent) return parent;
     std::int64_t first = *chat;
     if (*parent != -1) {
@@ -61,21 +59,21 @@ class BailianStream final : public RequestStream {
   }
 
   std::unique_ptr<JsonDocuments> documents_;
-  BlockLines lines_{kBlock, kSecond, -kMost};
+  BlockLines lines_{kBlock, kSecond, -kMostInteger};
   std::unordered_map<std::int64_t, std::int64_t> first_turns_;
 };
 
-bool recognises(const nlohmann::json& first) {
+bool is_bailian(const nlohmann::json& first) {
   return first.contains("hash_ids") && first.contains("chat_id");
 }
 
-OpenedStream open(std::unique_ptr<JsonDocuments> documents) {
+OpenedStream open_bailian(std::unique_ptr<JsonDocuments> documents) {
   return std::make_unique<BailianStream>(std::move(documents));
 }
 
 const Registration<WorkloadFormat> kBailian{
     {"qwen-bailian", "JSONL: chat_id, parent_chat_id, timestamp (s), …, hash_ids of 16 tokens",
-     recognises, open}};
+     is_bailian, open_bailian}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

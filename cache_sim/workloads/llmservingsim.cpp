@@ -20,8 +20,6 @@ namespace lockstep::cache_sim {
 namespace {
 
 constexpr Nanoseconds kTokenTime = 20'000'000;
-constexpr std::int64_t kMostId = std::numeric_limits<std::uint32_t>::max();
-
 class LlmServingSimStream final : public RequestStream {
  public:
   explicit LlmServingSimStream(std::unique_ptr<JsonDocuments> documents)
@@ -91,7 +89,7 @@ class LlmServingSimStream final : public RequestStream {
     for (const bool is_output : {false, true}) {
       const std::string_view field = is_output ? "output_tok_ids" : "input_tok_ids";
       if (!record.has(field)) continue;
-      const auto ids = record.integers(field, 0, kMostId);
+      const auto ids = record.token_ids(field);
       if (!ids) return tl::unexpected(ids.error());
       const std::int64_t due = is_output ? *output : *input;
       if (static_cast<std::int64_t>(ids->size()) != due)
@@ -119,17 +117,17 @@ class LlmServingSimStream final : public RequestStream {
   bool at_end_ = false;
 };
 
-bool recognises(const nlohmann::json& first) {
+bool is_llmservingsim(const nlohmann::json& first) {
   return first.contains("input_toks") || first.contains("sub_requests");
 }
 
-OpenedStream open(std::unique_ptr<JsonDocuments> documents) {
+OpenedStream open_llmservingsim(std::unique_ptr<JsonDocuments> documents) {
   return std::make_unique<LlmServingSimStream>(std::move(documents));
 }
 
 const Registration<WorkloadFormat> kLlmServingSim{
     {"llmservingsim", "JSONL: input_toks, output_toks, arrival_time_ns, token ids; sub_requests",
-     recognises, open}};
+     is_llmservingsim, open_llmservingsim}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

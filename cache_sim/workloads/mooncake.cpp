@@ -10,10 +10,10 @@
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr std::uint32_t kBlock = 512;
-constexpr Nanoseconds kMillisecond = 1'000'000;
-
 class MooncakeStream final : public RequestStream {
+  static constexpr std::uint32_t kBlock = 512;
+  static constexpr Nanoseconds kMillisecond = 1'000'000;
+
  public:
   explicit MooncakeStream(std::unique_ptr<JsonDocuments> documents)
       : documents_(std::move(documents)) {}
@@ -36,17 +36,17 @@ class MooncakeStream final : public RequestStream {
   BlockLines lines_{kBlock, kMillisecond, 0};
 };
 
-bool recognises(const nlohmann::json& first) {
+bool is_mooncake(const nlohmann::json& first) {
   return first.contains("hash_ids") && first.contains("timestamp") && !first.contains("chat_id");
 }
 
-OpenedStream open(std::unique_ptr<JsonDocuments> documents) {
+OpenedStream open_mooncake(std::unique_ptr<JsonDocuments> documents) {
   return std::make_unique<MooncakeStream>(std::move(documents));
 }
 
 const Registration<WorkloadFormat> kMooncake{
     {"mooncake", "JSONL: timestamp (ms), input_length, output_length, hash_ids of 512 tokens",
-     recognises, open}};
+     is_mooncake, open_mooncake}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -158,9 +158,8 @@ class SessionsStream final : public RequestStream {
 };
 
 OpenedStream open(std::string_view text) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
   SessionsOptions options;
-  const std::array known{Parameter{"seed", 0, kMost, &options.seed},
+  const std::array known{Parameter{"seed", 0, kMostInteger, &options.seed},
                          Parameter{"requests", 1, 100'000'000, &options.requests},
                          Parameter{"seats", 1, 1 << 20, &options.seats},
                          Parameter{"turns", 1, 1 << 12, &options.turns},

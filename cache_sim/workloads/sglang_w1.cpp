@@ -33,7 +33,6 @@ constexpr int kTurns = 6;  // turns of a conversation
 constexpr int kContinuePercent = 60;
 constexpr std::uint32_t kVocabulary = 31999;
 
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMostSlots = std::int64_t{1} << 30;  // the limit of a config field
 
 /// h(tag, a, b) of one seed.
@@ -80,7 +79,7 @@ std::size_t choose_conversation(const Hash& hash, std::uint64_t i,
 Result<SglangW1Options> SglangW1Options::parse(std::string_view parameters) {
   SglangW1Options options;
   auto seed = static_cast<std::int64_t>(options.seed);
-  const std::array known{Parameter{"seed", 0, kMost, &seed},
+  const std::array known{Parameter{"seed", 0, kMostInteger, &seed},
                          Parameter{"requests", 1, 1'000'000, &options.requests},
                          Parameter{"kv_tokens", 1, kMostSlots, &options.kv_tokens},
                          Parameter{"state_slots", 0, kMostSlots, &options.state_slots}};
@@ -148,7 +147,7 @@ class SglangW1Stream final : public RequestStream {
   std::size_t next_ = 0;
 };
 
-OpenedStream open_stream(std::string_view parameters) {
+OpenedStream open_sglang_w1(std::string_view parameters) {
   return SglangW1Options::parse(parameters)
       .map([](const SglangW1Options& options) -> std::unique_ptr<RequestStream> {
         return std::make_unique<SglangW1Stream>(options);
@@ -157,7 +156,7 @@ OpenedStream open_stream(std::string_view parameters) {
 
 const Registration<GeneratedWorkload> kSglangW1{
     {"sglang-w1", "2,000 multi-turn requests, made from a seed, with a driver of their own",
-     "seed=,requests=,kv_tokens=,state_slots=", open_stream}};
+     "seed=,requests=,kv_tokens=,state_slots=", open_sglang_w1}};
 
 }  // namespace
 

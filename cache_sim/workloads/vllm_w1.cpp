@@ -14,7 +14,6 @@ namespace lockstep::cache_sim {
 namespace {
 
 constexpr std::uint32_t kPrefixes = 64;
-constexpr std::uint64_t kVocabulary = 152064;
 
 /// A stream of splitmix64.
 class Stream {
@@ -26,7 +25,7 @@ class Stream {
     return value;
   }
   void append_tokens(std::vector<std::uint32_t>& ids, std::uint64_t count) {
-    for (; count > 0; --count) ids.push_back(static_cast<std::uint32_t>(next() % kVocabulary));
+    for (; count > 0; --count) ids.push_back(static_cast<std::uint32_t>(next() % 152064));
   }
 
  private:
@@ -103,7 +102,7 @@ class VllmW1Stream final : public RequestStream {
   std::size_t next_ = 0;
 };
 
-OpenedStream open_stream(std::string_view parameters) {
+OpenedStream open_vllm_w1(std::string_view parameters) {
   return VllmW1Options::parse(parameters)
       .map([](const VllmW1Options& options) -> std::unique_ptr<RequestStream> {
         return std::make_unique<VllmW1Stream>(options);
@@ -113,7 +112,7 @@ OpenedStream open_stream(std::string_view parameters) {
 const Registration<GeneratedWorkload> kVllmW1{
     {"vllm-w1",
      "2,000 requests over 64 shared prefixes, made from seeds, with a driver of their own",
-     "requests=,blocks=,retention=,hash=", open_stream}};
+     "requests=,blocks=,retention=,hash=", open_vllm_w1}};
 
 }  // namespace
 

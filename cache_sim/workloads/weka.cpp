@@ -22,8 +22,6 @@ namespace lockstep::cache_sim {
 namespace {
 
 constexpr std::size_t kSeats = 8;
-constexpr Nanoseconds kSecond = 1'000'000'000;
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
 class WekaStream final : public RequestStream {
  public:
@@ -46,7 +44,7 @@ class WekaStream final : public RequestStream {
 
  private:
   Nanoseconds earliest_seat() const { return *std::ranges::min_element(seats_); }
-  Nanoseconds next_arrival() const { return queue_.empty() ? kMost : queue_.earliest(); }
+  Nanoseconds next_arrival() const { return queue_.empty() ? kMostInteger : queue_.earliest(); }
 
   Result<bool> read_session() {
     const Result<const nlohmann::json*> document = documents_->next();
@@ -109,7 +107,7 @@ class WekaStream final : public RequestStream {
     if (!input) return tl::unexpected(input.error());
     const auto output = request.integer("out", 0, Tokens::kMaxSize - *input);
     if (!output) return tl::unexpected(output.error());
-    const auto ids = request.integers("hash_ids", -kMost, kMost);
+    const auto ids = request.integers("hash_ids", -kMostInteger, kMostInteger);
     if (!ids) return tl::unexpected(ids.error());
     const auto count = static_cast<std::int64_t>(ids->size());
     if (count != block_count(*input, block_) && count != *input / block_)
@@ -137,11 +135,11 @@ class WekaStream final : public RequestStream {
   bool at_end_ = false;
 };
 
-bool recognises(const nlohmann::json& first) {
+bool is_weka(const nlohmann::json& first) {
   return first.contains("requests") && (first.contains("block_size") || first.contains("models"));
 }
 
-OpenedStream open(std::unique_ptr<JsonDocuments> documents) {
+OpenedStream open_weka(std::unique_ptr<JsonDocuments> documents) {
   const Result<const nlohmann::json*> first = documents->peek();
   if (!first) return tl::unexpected(first.error());
   const auto block = Record(**first, documents->place()).integer("block_size", 1, 1 << 20);
@@ -151,8 +149,8 @@ OpenedStream open(std::unique_ptr<JsonDocuments> documents) {
 
 const Registration<WorkloadFormat> kWeka{
     {"weka-agentic",
-     "JSON, a document a session: id, block_size, requests with hash_ids, subagents", recognises,
-     open}};
+     "JSON, a document a session: id, block_size, requests with hash_ids, subagents", is_weka,
+     open_weka}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

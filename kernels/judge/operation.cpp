@@ -388,7 +388,7 @@ void swap_last_two(Tensor& tensor) {
 
 void change_slots(HostRows& rows, std::string_view mistake, std::int64_t tokens) {
   if (mistake == "row-slots") {
-    const std::int64_t count = row_count(rows.query_start_loc(), tokens);
+    const std::int64_t count = lockstep::row_count(rows.query_start_loc(), tokens);
     rows.table.reset(), rows.accepted.reset(), rows.out_indices.reset();
     rows.indices.emplace(Shape<1>{count}, 0);
     std::iota(rows.indices->begin(), rows.indices->end(), 0);

@@ -133,6 +133,14 @@ def changed(root):
 PRECOMPILED = re.compile(r" (-Winvalid-pch|(-Xclang )?-include(-pch)? (-Xclang )?[^ ]*cmake_pch[^ ]*)")
 
 
+def by_file(entry):
+    """The command of each file, where several are compiled as one (CMAKE_UNITY_BUILD)."""
+    if "/Unity/unity_" not in entry["file"]:
+        return [entry]
+    files = re.findall(r'^#include "(.*)"', pathlib.Path(entry["file"]).read_text(), re.M)
+    return [{**entry, "file": file, "command": entry["command"].replace(entry["file"], file)} for file in files]
+
+
 class Build:
     """The compile commands of a build, and which of our files each of its sources includes."""
 
@@ -141,9 +149,10 @@ class Build:
         self.texts = {name: (root / name).read_text() for name in sources(root)}
         self.commands = {}
         text = PRECOMPILED.sub("", (build / "compile_commands.json").read_text())
+        entries = [apart for entry in json.loads(text) for apart in by_file(entry)]
         (build / "tidy").mkdir(exist_ok=True)
-        (build / "tidy/compile_commands.json").write_text(text)
-        for entry in json.loads(text):
+        (build / "tidy/compile_commands.json").write_text(json.dumps(entries))
+        for entry in entries:
             path = pathlib.Path(entry["file"])
             if path.is_relative_to(root) and str(path.relative_to(root)) in self.texts:
                 self.commands.setdefault(str(path.relative_to(root)), entry["command"])

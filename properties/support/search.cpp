@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "cache_sim/trace/trace.hpp"
 #include "cache_sim/trace/trace_writer.hpp"
 #include "reference/base/require.hpp"
 #include "reference/protocol/defect.hpp"
@@ -23,6 +24,21 @@ ExploreOutcome searched(const std::string& policy, const std::string& config, st
   Result<ExploreOutcome> outcome = explore(options);
   require(outcome.has_value(), outcome ? "" : outcome.error().text);
   return std::move(*outcome);
+}
+
+TraceForm form_of(const std::string& text) {
+  const Result<Trace> trace = parse_trace(text, "form");
+  require(trace.has_value(), trace ? "" : trace.error().text);
+  return {trace->config, literal_steps(trace->statements)};
+}
+
+std::string text_of(const TraceForm& form) {
+  std::string text;
+  for (const Step& step : form.steps) {
+    const auto* const operation = std::get_if<Operation>(&step.statement.what);
+    text += (operation == nullptr ? "request" : operation->text()) + "\n";
+  }
+  return text;
 }
 
 RunOptions run_with_defect(const std::string& defect) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cache_sim/search/explore.hpp"
+#include "cache_sim/search/rewrites.hpp"
 
 namespace lockstep::testing_support {
 
@@ -20,6 +21,10 @@ cache_sim::RunOptions run_with_defect(const std::string& defect);
 /// kMostShrunkLines. Three or four are usual; reports/shrinking.md says what takes a dozen.
 void search_for(const std::string& defect, std::uint64_t seed, std::int64_t traces);
 inline constexpr std::size_t kMostShrunkLines = 12;
+
+/// A trace's form, and the lines of one, one after another.
+cache_sim::TraceForm form_of(const std::string& text);
+std::string text_of(const cache_sim::TraceForm& form);
 
 std::vector<std::string> policies_with_oracle();
 std::vector<std::string> all_defects();

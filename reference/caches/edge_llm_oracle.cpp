@@ -183,11 +183,12 @@ class EdgeLlmOracle final : public Subject {
   std::map<std::string, Captured> captured_;
 };
 
-std::unique_ptr<Subject> make(const SubjectOptions& options) {
+std::unique_ptr<Subject> make_edge_llm(const SubjectOptions& options) {
   return std::make_unique<EdgeLlmOracle>(options.config);
 }
 
-const Registration<OracleEntry> kOracles{{"edge-llm", make}, {"edge-llm-v0", make}};
+const Registration<OracleEntry> kEdgeLlm{{"edge-llm", make_edge_llm},
+                                         {"edge-llm-v0", make_edge_llm}};
 
 }  // namespace
 }  // namespace lockstep::reference

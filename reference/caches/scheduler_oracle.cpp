@@ -378,7 +378,7 @@ void SchedulerOracle::take_result(Row& row) {
   ask(checkpoint);
 }
 
-const Registration<ScheduleCheckerEntry> kRegistered{
+const Registration<ScheduleCheckerEntry> kFirstScheduler{
     {kPlainScheduler, [](const Config& config) -> std::unique_ptr<ScheduleChecker> {
        return std::make_unique<SchedulerOracle>(SchedulerOptions::of(config));
      }}};

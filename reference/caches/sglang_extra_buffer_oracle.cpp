@@ -162,11 +162,11 @@ class SglangExtraBufferOracle final : public SglangOracle {
   }
 };
 
-std::unique_ptr<Subject> make(const SubjectOptions& options) {
+std::unique_ptr<Subject> make_extra_buffer(const SubjectOptions& options) {
   return std::make_unique<SglangExtraBufferOracle>(options.config);
 }
 
-const Registration<OracleEntry> kExtraBuffer{{"sglang-extra-buffer", make}};
+const Registration<OracleEntry> kExtraBuffer{{"sglang-extra-buffer", make_extra_buffer}};
 
 }  // namespace
 }  // namespace lockstep::reference

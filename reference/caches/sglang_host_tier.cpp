@@ -465,14 +465,6 @@ Result<Reply> SglangOracle::settle() {
   return Reply().set(ReplyField::n, settle_all());
 }
 
-namespace {
-
-Prefix prefix_of(const Operation& operation) {
-  return {operation.salt.text(), operation.tokens};
-}
-
-}  // namespace
-
 // --- The storage --------------------------------------------------------------------------------
 
 std::int64_t SglangStorage::longest(const Prefix& whole, std::int64_t from) const {

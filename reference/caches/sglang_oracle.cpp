@@ -18,10 +18,6 @@ std::int64_t or_else(std::int64_t field, std::int64_t otherwise) {
   return field == Operation::kAbsent ? otherwise : field;
 }
 
-Prefix prefix_of(const Operation& operation) {
-  return {operation.salt.text(), operation.tokens};
-}
-
 SglangPrefixMap::Options map_options(const Config& config, const SglangOracle::Variant& variant) {
   const std::string write = config.text("write_policy");
   return {.page = config.page,
@@ -751,10 +747,10 @@ std::unique_ptr<Subject> make_first(const SubjectOptions& options) {
   return std::make_unique<SglangOracle>(options.config, first);
 }
 
-const Registration<OracleEntry> kOracles{{"radix", make_radix},
-                                         {"sglang-no-buffer", make_no_buffer},
-                                         {"sglang-legacy", make_legacy},
-                                         {"sglang-v0", make_first}};
+const Registration<OracleEntry> kSglang{{"radix", make_radix},
+                                        {"sglang-no-buffer", make_no_buffer},
+                                        {"sglang-legacy", make_legacy},
+                                        {"sglang-v0", make_first}};
 
 }  // namespace
 }  // namespace lockstep::reference

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "reference/base/ids.hpp"
+#include "reference/protocol/operation.hpp"
 #include "reference/protocol/tokens.hpp"
 
 namespace lockstep::reference {
@@ -39,6 +40,10 @@ struct Prefix {
   bool operator==(const Prefix& other) const = default;
   std::strong_ordering operator<=>(const Prefix& other) const;  ///< by salt, then token by token
 };
+
+inline Prefix prefix_of(const Operation& operation) {
+  return {operation.salt.text(), operation.tokens};
+}
 
 class SglangPrefixMap {
  public:

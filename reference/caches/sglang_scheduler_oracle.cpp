@@ -173,7 +173,7 @@ bool SglangSchedulerOracle::make_room_to_decode() {
   return true;
 }
 
-const Registration<ScheduleCheckerEntry> kRegistered{
+const Registration<ScheduleCheckerEntry> kSglangScheduler{
     {"sglang", [](const Config& config) -> std::unique_ptr<ScheduleChecker> {
        return std::make_unique<SglangSchedulerOracle>(SchedulerOptions::of(config));
      }}};

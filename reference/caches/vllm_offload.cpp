@@ -6,13 +6,6 @@
 #include "reference/base/require.hpp"
 
 namespace lockstep::reference {
-namespace {
-
-std::int64_t ceiling(std::int64_t a, std::int64_t unit) {
-  return (a + unit - 1) / unit;
-}
-
-}  // namespace
 
 VllmOffload::VllmOffload(std::vector<Group> groups, Count hash_block, Count chunks,
                          Count blocks_per_chunk, bool has_disk)

@@ -20,6 +20,10 @@
 
 namespace lockstep::reference {
 
+inline std::int64_t ceiling(std::int64_t a, std::int64_t unit) {
+  return (a + unit - 1) / unit;
+}
+
 class VllmOffload {
  public:
   using Count = std::int64_t;

@@ -15,9 +15,6 @@
 namespace lockstep::reference {
 namespace {
 
-std::int64_t ceiling(std::int64_t a, std::int64_t unit) {
-  return (a + unit - 1) / unit;
-}
 std::int64_t floor(std::int64_t a, std::int64_t unit) {
   return a / unit * unit;
 }
@@ -1295,7 +1292,7 @@ Reply VllmOracle::check() const {
 
 namespace {
 
-std::unique_ptr<Subject> make(const SubjectOptions& options) {
+std::unique_ptr<Subject> make_vllm(const SubjectOptions& options) {
   return std::make_unique<VllmOracle>(options.config, VllmOracle::Mode::align);
 }
 std::unique_ptr<Subject> make_sparse(const SubjectOptions& options) {
@@ -1305,8 +1302,8 @@ std::unique_ptr<Subject> make_all(const SubjectOptions& options) {
   return std::make_unique<VllmOracle>(options.config, VllmOracle::Mode::all);
 }
 
-const Registration<OracleEntry> kOracles{
-    {"vllm-align", make}, {"vllm-align-retention-0", make_sparse}, {"vllm-all", make_all}};
+const Registration<OracleEntry> kVllm{
+    {"vllm-align", make_vllm}, {"vllm-align-retention-0", make_sparse}, {"vllm-all", make_all}};
 
 }  // namespace
 }  // namespace lockstep::reference

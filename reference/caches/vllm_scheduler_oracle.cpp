@@ -571,7 +571,7 @@ void VllmSchedulerOracle::finish(RequestNumber number, FinishReason reason) {
 
 namespace {
 
-const Registration<ScheduleCheckerEntry> kRegistered{
+const Registration<ScheduleCheckerEntry> kVllmScheduler{
     {"vllm", [](const Config& config) -> std::unique_ptr<ScheduleChecker> {
        return std::make_unique<VllmSchedulerOracle>(config);
      }}};

@@ -5,13 +5,6 @@
 #include "reference/base/require.hpp"
 
 namespace lockstep::reference {
-namespace {
-
-std::int64_t ceiling(std::int64_t a, std::int64_t unit) {
-  return (a + unit - 1) / unit;
-}
-
-}  // namespace
 
 VllmSimple::VllmSimple(VllmPool& device, Config config)
     : VllmPool(config.blocks), device_(device), config_(std::move(config)) {}

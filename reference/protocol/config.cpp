@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <limits>
 #include <variant>
 
 #include "reference/base/overloaded.hpp"
@@ -16,7 +15,6 @@
 namespace lockstep {
 namespace {
 
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMostSlots = std::int64_t{1}
                                     << 30;  // slots and tokens are indexed by 32 bits
 
@@ -41,7 +39,7 @@ constexpr Integer flag(std::int64_t Config::*member) {
   return {member, 0, 1};
 }
 constexpr Integer bytes(std::int64_t Config::*member) {
-  return {member, 0, kMost};
+  return {member, 0, kMostInteger};
 }
 
 // The common fields.
@@ -121,7 +119,7 @@ Result<Nanoseconds> parse_time(std::string_view text) {
   const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
   for (const Unit& unit : kUnits) {
     if (digits == 0 || text.substr(digits) != unit.name) continue;
-    return parse_integer(text.substr(0, digits), 0, kMost / unit.nanoseconds)
+    return parse_integer(text.substr(0, digits), 0, kMostInteger / unit.nanoseconds)
         .map([&](std::int64_t count) { return count * unit.nanoseconds; });
   }
   return fail(fmt::format("`{}` is not a time like 5ms (digits, then ns, us, ms or s)",

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -17,6 +18,7 @@
 namespace lockstep {
 
 using Nanoseconds = std::int64_t;
+inline constexpr Nanoseconds kSecond = 1'000'000'000;
 
 /// A small set of names of fields.
 class ConfigFields {
@@ -126,6 +128,8 @@ struct Config {
 /// A time of the grammar: digits and ns, us, ms or s.
 Result<Nanoseconds> parse_time(std::string_view text);
 std::string time_text(Nanoseconds time);
+
+inline constexpr std::int64_t kMostInteger = std::numeric_limits<std::int64_t>::max();
 
 /// A number within [low, high]: decimal, or also 0x… if `hexadecimal`. The error says what is wrong
 /// with the text.

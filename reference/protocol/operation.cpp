@@ -19,7 +19,6 @@ namespace {
 
 constexpr std::size_t kShown = 60;       // characters of a value that an error shows
 constexpr std::size_t kMostFields = 64;  // more than any verb or reply has
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
 struct NumberField {
   static constexpr std::string_view kName = "number";
@@ -266,7 +265,7 @@ Result<void> each_piece(std::string_view list, Use use) {
 Result<void> set_field(Operation& operation, const FieldRow& row, std::string_view value) {
   return std::visit(
       Overloaded{[&](const NumberField& f) -> Result<void> {
-                   return parse_integer(value, f.low, kMost).map([&](std::int64_t v) {
+                   return parse_integer(value, f.low, kMostInteger).map([&](std::int64_t v) {
                      operation.*f.member = v;
                    });
                  },
@@ -301,7 +300,7 @@ Result<void> set_field(Operation& operation, const FieldRow& row, std::string_vi
                  },
                  [&](const NumbersField& f) -> Result<void> {
                    return each_piece(value, [&](std::string_view piece) -> Result<void> {
-                     return parse_integer(piece, -1, kMost).map([&](std::int64_t v) {
+                     return parse_integer(piece, -1, kMostInteger).map([&](std::int64_t v) {
                        (operation.*f.member).push_back(v);
                      });
                    });
@@ -654,7 +653,7 @@ Result<Reply> parse_reply(std::string_view text, Verb verb) {
     if (!field || !may_answer(verb, *field))
       return fail(fmt::format("an answer to {} has no field `{}`; it has {}", to_string(verb),
                               key.substr(0, 60), names_of(verb)));
-    const Result<std::int64_t> number = parse_integer(value, 0, kMost);
+    const Result<std::int64_t> number = parse_integer(value, 0, kMostInteger);
     if (!number) return fail(fmt::format("field {}: {}", key, number.error().text));
     reply.set(*field, *number);
   }

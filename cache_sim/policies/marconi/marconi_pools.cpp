@@ -31,7 +31,7 @@ std::string fields(const PoolMemory& memory) {
   return pool;
 }
 
-const Registration<PoolLayout> kMarconi{
+const Registration<PoolLayout> kPools{
     {.name = "marconi", .applies = applies, .contents = contents, .fields = fields}};
 
 }  // namespace

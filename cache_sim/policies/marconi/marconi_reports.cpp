@@ -4,7 +4,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-const Registration<PublicProject> kMarconi{{"marconi"}};
+const Registration<PublicProject> kProject{{"marconi"}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -288,7 +288,7 @@ const BrokenRule<Rules> kBroken[] = {
 };
 
 // The project whose bug reports traces of this family cite.
-const Registration<PublicProject> kVllm{{"vllm", "vllm-project/vllm"}};
+const Registration<PublicProject> kProject{{"vllm", "vllm-project/vllm"}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -92,14 +92,14 @@ PoolLayout::Blocks blocks(const Config& config) {
   return {config.number("blocks"), config.number("block")};
 }
 
-const Registration<PoolLayout> kVllm{{.name = "vllm",
-                                      .applies = applies,
-                                      .contents = contents,
-                                      .fields = fields,
-                                      .blocks = blocks,
-                                      .scheduler = "scheduler=vllm",
-                                      .host = host,
-                                      .copied = copied}};
+const Registration<PoolLayout> kPools{{.name = "vllm",
+                                       .applies = applies,
+                                       .contents = contents,
+                                       .fields = fields,
+                                       .blocks = blocks,
+                                       .scheduler = "scheduler=vllm",
+                                       .host = host,
+                                       .copied = copied}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

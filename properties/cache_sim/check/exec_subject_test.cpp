@@ -30,7 +30,7 @@ namespace {
 using namespace std::chrono_literals;
 
 const std::string kGreets = "read -r hello; echo levels=request; read -r operation; ";
-const std::string kExample =
+const std::string kMinimal =
     "exec python3 " LOCKSTEP_SOURCE_DIR "/fixtures/subjects/minimal_cache.py";
 
 Operation parsed(std::string_view text) {
@@ -484,7 +484,7 @@ TEST_F(ExecSubject, childrenDoNotHoldEachOthersPipes) {
 // --- The example in the README -------------------------------------------------------------------
 
 TEST_F(ExecSubject, theExampleCachesPrefixesOfWhatFinished) {
-  Subject& subject = started(kExample);
+  Subject& subject = started(kMinimal);
   const auto reply = [&](std::string_view text) {
     const Result<Reply> answered = subject.apply(parsed(text));
     return answered ? answered->text() : answered.error().text;
@@ -542,7 +542,7 @@ TEST_F(ExecSubject, theExampleAgreesWithRadixWithoutMemoryPressure) {
   config.kv_tokens = 1 << 20;
   NoLayerState layers;
   const std::unique_ptr<Subject> radix = entry->make({.config = config, .layers = &layers});
-  Subject& example = started(kExample);
+  Subject& example = started(kMinimal);
   std::int64_t hits = 0;
   for (std::uint64_t number = 0; number < 150; ++number) {
     std::int64_t left = 0;

@@ -8,17 +8,12 @@
 #include <string>
 
 #include "cache_sim/draw/draw.hpp"
-#include "cache_sim/trace/trace.hpp"
-#include "reference/base/require.hpp"
+#include "properties/support/search.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
 
-TraceForm form_of(const std::string& text) {
-  const Result<Trace> trace = parse_trace(text, "form");
-  require(trace.has_value(), trace ? "" : trace.error().text);
-  return {trace->config, literal_steps(trace->statements)};
-}
+using testing_support::form_of, testing_support::text_of;
 
 RunOptions run_of(std::vector<std::string> subjects) {
   RunOptions run;
@@ -47,14 +42,6 @@ TEST(Detours, chooseAmongWhatASearchDraws) {
 
 TEST(Detours, leaveTheFieldsOfAChildAlone) {
   EXPECT_TRUE(choices_for(run_of({"sglang-no-buffer", "exec:python3 server.py"})).empty());
-}
-
-/// Its lines, one after another.
-std::string text_of(const TraceForm& form) {
-  std::string text;
-  for (const Step& step : form.steps)
-    text += std::get<Operation>(step.statement.what).text() + "\n";
-  return text;
 }
 
 // Each kind of change is among many draws, by itself.

@@ -5,27 +5,12 @@
 
 #include <string>
 
-#include "cache_sim/trace/trace.hpp"
-#include "reference/base/require.hpp"
+#include "properties/support/search.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
 
-TraceForm form_of(const std::string& text) {
-  const Result<Trace> trace = parse_trace(text, "form");
-  require(trace.has_value(), trace ? "" : trace.error().text);
-  return {trace->config, literal_steps(trace->statements)};
-}
-
-/// Its lines, one after another.
-std::string text_of(const TraceForm& form) {
-  std::string text;
-  for (const Step& step : form.steps) {
-    const auto* const operation = std::get_if<Operation>(&step.statement.what);
-    text += (operation == nullptr ? "request" : operation->text()) + "\n";
-  }
-  return text;
-}
+using testing_support::form_of, testing_support::text_of;
 
 bool has_shorter_form(const std::string& trace, const std::string& wanted) {
   return take_shorter_form(form_of(trace),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # ctest: name=operators.survive_export labels=quick timeout=1800 skip=77 python=torch args={lockstep_torch_ops}
-# ctest: name=operators.export_a_package labels=quick timeout=1800 skip=77 python=torch fixtures_setup=exported_operators args="{lockstep_torch_ops} --package {build}/exported_operators"
+# ctest: name=operators.export_a_package labels=full timeout=1800 skip=77 python=torch fixtures_setup=exported_operators args="{lockstep_torch_ops} --package {build}/exported_operators"
 """The operators torch.ops.lockstep.* through torch.export, on the CPU.
 
     properties/kernels/torch/torch_export_check.py build/current/liblockstep_torch.so [--package FOLDER]

@@ -4,6 +4,7 @@
 
 #include "properties/support/laws.hpp"
 #include "properties/support/planted.hpp"
+#include "properties/support/special_values.hpp"
 #include "reference/attention/mla_attention.hpp"
 #include "reference/attention/static_kv_update.hpp"
 #include "reference/tensors/fp8.hpp"
@@ -14,8 +15,6 @@ namespace {
 
 using namespace testing_support;
 using reference::Attended;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 /// Attention that weighs what it may not see by 0 instead of leaving it out.
 Attended<double> weighed(const Vector<double>& q, const Matrix<double>& K, const Matrix<double>& V,

@@ -5,13 +5,13 @@
 #include <rapidcheck/gtest.h>
 
 #include "properties/reference/attention/latents.hpp"
+#include "properties/support/special_values.hpp"
 #include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {
 
 using namespace testing_support;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // The definition, one number at a time, from kv_b_proj itself.
 RC_GTEST_PROP(MlaAttention, isTheDefinition, ()) {

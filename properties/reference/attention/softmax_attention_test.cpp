@@ -5,6 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "properties/support/laws.hpp"
+#include "properties/support/special_values.hpp"
 #include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
@@ -12,8 +13,6 @@ namespace {
 
 using namespace testing_support;
 using reference::Attended;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 /// Random queries, keys and values: q [T, HQ, d], k and v [L, HKV, .].
 struct Attention {

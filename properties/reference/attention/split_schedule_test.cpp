@@ -5,12 +5,12 @@
 #include <rapidcheck/gtest.h>
 
 #include "properties/support/laws.hpp"
+#include "properties/support/special_values.hpp"
 
 namespace lockstep {
 namespace {
 
 using namespace testing_support;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Every block of every request is in exactly one part, and the parts' splits are numbered through.
 RC_GTEST_PROP(SplitSchedule, coversEveryBlockOnce, ()) {

@@ -5,13 +5,13 @@
 #include <rapidcheck/gtest.h>
 
 #include "properties/support/laws.hpp"
+#include "properties/support/special_values.hpp"
 #include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {
 
 using namespace testing_support;
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr std::int64_t kHeads = 4, kKvHeads = 2, kWidth = 4;
 
 /// Queries, keys and values of B prompts of T tokens: [B, T, heads, d].

@@ -11,6 +11,7 @@
 
 #include "properties/support/laws.hpp"
 #include "properties/support/program.hpp"
+#include "properties/support/special_values.hpp"
 #include "reference/models/safetensors.hpp"
 
 namespace lockstep {
@@ -20,8 +21,6 @@ using namespace testing_support;
 using nlohmann::json;
 using reference::Qwen3;
 using reference::Qwen3Config;
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 Qwen3Config shape_of_fields(const json& fields) {
   return {.vocab_size = fields["vocab_size"],

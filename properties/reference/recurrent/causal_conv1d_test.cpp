@@ -5,6 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "properties/support/laws.hpp"
+#include "properties/support/special_values.hpp"
 
 namespace lockstep {
 namespace {
@@ -15,11 +16,10 @@ using reference::causal_conv1d;
 using reference::causal_conv1d_padded;
 using reference::causal_conv1d_update;
 using Inputs = reference::CausalConv1dInputs<double>;
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 /// A layer with its input; the state has `extra` columns more than W - 1.
-struct Conv {
-  explicit Conv(std::int64_t tokens, std::int64_t slots = 1, std::int64_t extra = -1)
+struct Convolution {
+  explicit Convolution(std::int64_t tokens, std::int64_t slots = 1, std::int64_t extra = -1)
       : seed(draw_seed()),
         D(*rc::gen::inRange<std::int64_t>(1, 6)),
         W(*rc::gen::inRange<std::int64_t>(2, 5)),
@@ -46,7 +46,7 @@ struct Conv {
 // before the first.
 RC_GTEST_PROP(CausalConv1d, isTheDefinition, ()) {
   const std::int64_t T = draw_length(8);
-  const Conv conv(T);
+  const Convolution conv(T);
   const bool activates = *rc::gen::arbitrary<bool>(), biased = *rc::gen::arbitrary<bool>();
   Inputs in = conv.inputs();
   in.activation = activates ? Activation::silu : Activation::none;
@@ -71,7 +71,7 @@ RC_GTEST_PROP(CausalConv1d, isTheDefinition, ()) {
 // A state carried across a cut equals the state of the uncut run: prefix caching is sound.
 RC_GTEST_PROP(CausalConv1d, aCutRunIsTheUncutRun, ()) {
   const std::int64_t T = draw_length(65);
-  const Conv conv(T);
+  const Convolution conv(T);
   auto whole = conv.output(), pieces = conv.output();
   auto state = conv.state, carried = conv.state;
   causal_conv1d<double>(conv.inputs(), state.view(), whole);
@@ -87,7 +87,7 @@ RC_GTEST_PROP(CausalConv1d, aCutRunIsTheUncutRun, ()) {
 
 RC_GTEST_PROP(CausalConv1d, aPrefillIsItsDecodes, ()) {
   const std::int64_t T = draw_length(17);
-  const Conv conv(T);
+  const Convolution conv(T);
   auto whole = conv.output(), steps = conv.output();
   auto state = conv.state, carried = conv.state;
   causal_conv1d<double>(conv.inputs(), state.view(), whole);
@@ -103,7 +103,7 @@ RC_GTEST_PROP(CausalConv1d, aPrefillIsItsDecodes, ()) {
 RC_GTEST_PROP(CausalConv1d, aRowDoesNotDependOnItsBatch, ()) {
   const Sizes lengths = draw_row_lengths(5, 16);
   const auto rows = static_cast<std::int64_t>(lengths.size());
-  const Conv conv(sum(lengths) + 2, rows + 3);
+  const Convolution conv(sum(lengths) + 2, rows + 3);
   const auto starts = starts_of(lengths);
   Sizes slots = draw_order(rows + 3);
   slots.resize(lengths.size());
@@ -129,7 +129,7 @@ RC_GTEST_PROP(CausalConv1d, aRowDoesNotDependOnItsBatch, ()) {
 // A right-padded batch: the window and the state take nothing from behind a row's end.
 RC_GTEST_PROP(CausalConv1d, paddingIsNotLookedAt, ()) {
   const std::int64_t B = *rc::gen::inRange<std::int64_t>(1, 4), S = draw_length(16);
-  const Conv conv(B * S, B);
+  const Convolution conv(B * S, B);
   Sizes lengths;
   for (std::int64_t b = 0; b < B; ++b) lengths.push_back(*rc::gen::inRange<std::int64_t>(0, S + 1));
   Array<double, 2> poisoned = conv.x;
@@ -156,7 +156,7 @@ RC_GTEST_PROP(CausalConv1d, paddingIsNotLookedAt, ()) {
 
 RC_GTEST_PROP(CausalConv1d, aFirstChunkStartsFromZerosOnADirtySlot, ()) {
   const std::int64_t T = draw_length(8);
-  const Conv conv(T);
+  const Convolution conv(T);
   auto out = conv.output(), expected = conv.output();
   Array<double, 3> dirty(conv.state.shape(), kNan), zeros(conv.state.shape(), 0.0);
   const bool no = false;
@@ -174,7 +174,7 @@ RC_GTEST_PROP(CausalConv1d, aFirstChunkStartsFromZerosOnADirtySlot, ()) {
 // A draft that is not accepted leaves no trace, and each snapshot is the state of its prefix.
 RC_GTEST_PROP(CausalConv1d, aVerificationReadsTheStateAndSnapshotsEachPath, ()) {
   const std::int64_t T = draw_length(8);
-  const Conv conv(T, 2);
+  const Convolution conv(T, 2);
   const auto parents = draw_parents(T, true);
   const auto starts = starts_of({T});
   const auto indices = ints({1});
@@ -210,7 +210,7 @@ TEST(CausalConv1d, aTokenWithoutAPathToTheRootIsInvalid) {
 RC_GTEST_PROP(CausalConv1d, speculativeStepsAreTheAcceptedText, ()) {
   const std::int64_t drafts = *rc::gen::inRange<std::int64_t>(0, 5);
   const std::int64_t steps = *rc::gen::inRange<std::int64_t>(1, 7);
-  const Conv conv(steps * (1 + drafts), 3, drafts);
+  const Convolution conv(steps * (1 + drafts), 3, drafts);
   auto state = conv.state;
   auto plain = make_view(state.data(), Shape<3>{3, conv.D, conv.W - 1},
                          Shape<3>{conv.D * conv.C, conv.C, 1});
@@ -242,7 +242,7 @@ RC_GTEST_PROP(CausalConv1d, speculativeStepsAreTheAcceptedText, ()) {
 // token on, and each token's snapshot is the window that the next one would see.
 RC_GTEST_PROP(CausalConv1d, aTreeStartsAtTheAcceptedColumn, ()) {
   const std::int64_t T = 1 + draw_length(7), accepted = *rc::gen::inRange<std::int64_t>(1, 6);
-  const Conv conv(T, 2, 6);
+  const Convolution conv(T, 2, 6);
   const bool tree = *rc::gen::arbitrary<bool>();
   const auto drawn = draw_parents(T, true);
   const std::optional<IndexView> parents =
@@ -274,7 +274,7 @@ RC_GTEST_PROP(CausalConv1d, aTreeStartsAtTheAcceptedColumn, ()) {
 
 // Padding rows of a captured graph: their output is zero, and no slot changes.
 RC_GTEST_PROP(CausalConv1d, rowsWithoutASlotWriteNothing, ()) {
-  const Conv conv(3, 2);
+  const Convolution conv(3, 2);
   const std::int32_t pad = *rc::gen::element(-1, 0);
   const Array<std::int32_t, 1> indices = ints({pad, 1, pad});
   Inputs in = conv.inputs();

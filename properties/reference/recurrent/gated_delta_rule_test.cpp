@@ -12,7 +12,7 @@ namespace lockstep {
 namespace {
 
 using namespace testing_support;
-using Layer = GatedDeltaRun<double>;
+using Rule = GatedDeltaRun<double>;
 
 double relative(const Matrix<double>& a, const Matrix<double>& b) {
   return (a - b).norm() / std::max(b.norm(), 1e-300);
@@ -20,10 +20,10 @@ double relative(const Matrix<double>& a, const Matrix<double>& b) {
 
 // The paper's equation as it stands, without grouping: S = alpha S (I - beta k k^T) + beta v k^T.
 RC_GTEST_PROP(GatedDeltaRule, isThePapersEquation, ()) {
-  const Layer run(1, 1, draw_seed());
+  const Rule run(1, 1, draw_seed());
   auto state = run.states();
   Array<double, 3> out(run.out_shape);
-  Layer::update(run.inputs(0, 1), state.view(), out.view());
+  Rule::update(run.inputs(0, 1), state.view(), out.view());
   for (std::int64_t hv = 0; hv < run.HV; ++hv) {
     const std::int64_t h = hv / (run.HV / run.H);
     const Vector<double> k = reference::l2_normalised(as_vector(at(run.k.view(), 0, h)));
@@ -46,7 +46,7 @@ RC_GTEST_PROP(GatedDeltaRule, isThePapersEquation, ()) {
 // and the new values are those that the recurrence writes.
 RC_GTEST_PROP(GatedDeltaRule, stagesOfAChunkAreTheirDefinitions, ()) {
   const std::int64_t L = std::max<std::int64_t>(1, draw_length(65));
-  const Layer run(L, 1, draw_seed());
+  const Rule run(L, 1, draw_seed());
   const auto c = reference::gated_delta_chunk_of(run.inputs(0, L), {0, L}, 0);
   const Matrix<double> before = as_matrix(at(run.states().view(), 0, 0));
   const auto s = reference::gated_delta_chunk(c, before);
@@ -73,7 +73,7 @@ RC_GTEST_PROP(GatedDeltaRule, stagesOfAChunkAreTheirDefinitions, ()) {
 // Grouped value heads: replicated keys and queries give the same.
 RC_GTEST_PROP(GatedDeltaRule, valueHeadsShareKeysInConsecutiveBlocks, ()) {
   const std::int64_t T = draw_length(5);
-  const Layer run(T, 1, draw_seed());
+  const Rule run(T, 1, draw_seed());
   auto in = run.inputs(0, T);
   Array<double, 3> q({T, run.HV, run.K}), k({T, run.HV, run.K});
   for_each_element(q.view(), [&](const auto& i, double& e) {
@@ -83,30 +83,30 @@ RC_GTEST_PROP(GatedDeltaRule, valueHeadsShareKeysInConsecutiveBlocks, ()) {
   });
   auto state = run.states(), replicated = run.states();
   Array<double, 3> out(run.out_shape), replicated_out(run.out_shape);
-  Layer::scan(in, state.view(), out.view());
+  Rule::scan(in, state.view(), out.view());
   in.q = q, in.k = k;
-  Layer::scan(in, replicated.view(), replicated_out.view());
+  Rule::scan(in, replicated.view(), replicated_out.view());
   RC_ASSERT(same_bits(out, replicated_out) && same_bits(state, replicated));
 }
 
 // The write-up's layout [K, V] and vLLM's [V, K] are one state seen two ways.
 RC_GTEST_PROP(GatedDeltaRule, kMajorStatesAreTransposedViews, ()) {
   const std::int64_t T = draw_length(5);
-  const Layer run(T, 1, draw_seed());
+  const Rule run(T, 1, draw_seed());
   auto state = run.states();
   const Shape<4> s = run.state_shape;
   Array<double, 4> k_major(Shape<4>{s[0], s[1], s[3], s[2]});
   for_each_element(state.view(),
                    [&](const auto& i, double e) { k_major(i[0], i[1], i[3], i[2]) = e; });
   Array<double, 3> out(run.out_shape), k_major_out(run.out_shape);
-  Layer::scan(run.inputs(0, T), state.view(), out.view());
-  Layer::scan(run.inputs(0, T), transposed(k_major.view()), k_major_out.view());
+  Rule::scan(run.inputs(0, T), state.view(), out.view());
+  Rule::scan(run.inputs(0, T), transposed(k_major.view()), k_major_out.view());
   RC_ASSERT(same_bits(out, k_major_out) && same_bits(state.view(), transposed(k_major.view())));
 }
 
 // Without decay, with beta = 1 and a unit key, what was written is what is read.
 RC_GTEST_PROP(GatedDeltaRule, aKeyReadsTheValueThatItWrote, ()) {
-  Layer run(1, 1, draw_seed());
+  Rule run(1, 1, draw_seed());
   for (double& g : run.g) g = 0;
   for (double& beta : run.beta) beta = 1;
   for (double& k : run.k) k += 3;  // not zero
@@ -114,7 +114,7 @@ RC_GTEST_PROP(GatedDeltaRule, aKeyReadsTheValueThatItWrote, ()) {
   in.q = in.k, in.scale = 1.0;
   auto state = run.states();
   Array<double, 3> out(run.out_shape);
-  Layer::update(in, state.view(), out.view());
+  Rule::update(in, state.view(), out.view());
   for_each_element(out.view(), [&](const auto& i, double o) {
     RC_ASSERT(std::abs(o - run.v(i[0], i[1], i[2])) < 1e-5);  // the norm's epsilon is 1e-6
   });
@@ -156,7 +156,7 @@ TEST(GatedDeltaRule, chunksSurviveATokenThatForgetsAll) {
 // recurrence, unless nothing decays; with the decays it is.
 RC_GTEST_PROP(GatedDeltaRule, outputsOfAChunkNeedTheDecays, ()) {
   const std::int64_t L = 2 + draw_length(31);
-  Layer run(L, 1, draw_seed());
+  Rule run(L, 1, draw_seed());
   const bool decays = *rc::gen::arbitrary<bool>();
   for (double& g : run.g) g = decays ? g - 0.5 : 0.0;
   for (double& beta : run.beta) beta = beta / 2 + 0.25;
@@ -175,7 +175,7 @@ RC_GTEST_PROP(GatedDeltaRule, outputsOfAChunkNeedTheDecays, ()) {
   };
   auto state = run.states();
   Array<double, 3> out(run.out_shape);
-  Layer::scan(run.inputs(0, L), state.view(), out.view());
+  Rule::scan(run.inputs(0, L), state.view(), out.view());
   Matrix<double> truth(L, run.V);
   for (std::int64_t t = 0; t < L; ++t) truth.row(t) = mapped(at(out.view(), t, 0)).transpose();
   RC_ASSERT(relative(output(s.E), truth) < 1e-11);
@@ -183,14 +183,14 @@ RC_GTEST_PROP(GatedDeltaRule, outputsOfAChunkNeedTheDecays, ()) {
 }
 
 TEST(GatedDeltaRule, refusesShapesThatDoNotFit) {
-  const Layer run(2, 2, 1), longer(3, 2, 1);
+  const Rule run(2, 2, 1), longer(3, 2, 1);
   const auto good = run.inputs(0, 2), more = longer.inputs(0, 3);
   auto state = run.states();
   Array<double, 3> out(run.out_shape), long_out(longer.out_shape);
   const auto refused = [&](const auto& in, Array<double, 3>& y) {
-    EXPECT_THROW(Layer::update(in, state.view(), y.view()), ContractViolation);
-    EXPECT_THROW(Layer::scan(in, state.view(), y.view()), ContractViolation);
-    EXPECT_THROW(Layer::chunked(in, 4, state.view(), y.view()), ContractViolation);
+    EXPECT_THROW(Rule::update(in, state.view(), y.view()), ContractViolation);
+    EXPECT_THROW(Rule::scan(in, state.view(), y.view()), ContractViolation);
+    EXPECT_THROW(Rule::chunked(in, 4, state.view(), y.view()), ContractViolation);
   };
   refused(good, long_out);
   auto in = good;
@@ -206,19 +206,19 @@ TEST(GatedDeltaRule, refusesShapesThatDoNotFit) {
   in = good, in.q = keys, in.k = keys;
   refused(in, out);
   in = good, in.rows.storage.state_each_token = true;
-  EXPECT_THROW(Layer::chunked(in, 4, state.view(), out.view()), ContractViolation);
+  EXPECT_THROW(Rule::chunked(in, 4, state.view(), out.view()), ContractViolation);
 }
 
 // Without the norm q and k are taken as they are, and the scale is what is given.
 TEST(GatedDeltaRule, theNormAndTheScaleAreOptions) {
   EXPECT_FALSE(reference::GatedDeltaRuleInputs<double>{}.use_qk_l2norm);
-  const Layer run(1, 1, 6);
+  const Rule run(1, 1, 6);
   auto in = run.inputs(0, 1);
   in.use_qk_l2norm = false;
   in.scale = 0.75;
   auto state = run.states();
   Array<double, 3> out(run.out_shape);
-  Layer::update(in, state.view(), out.view());
+  Rule::update(in, state.view(), out.view());
   for (std::int64_t hv = 0; hv < run.HV; ++hv) {
     const std::int64_t h = hv / (run.HV / run.H);
     const Vector<double> k = as_vector(at(run.k.view(), 0, h)),
@@ -235,7 +235,7 @@ TEST(GatedDeltaRule, theNormAndTheScaleAreOptions) {
 // A prefill cuts its chunks at multiples of their size, counted from the row's start: each is
 // gated_delta_chunk() of its tokens, by bits, with every storage point.
 TEST(GatedDeltaRule, chunksAreCutAtMultiplesOfTheirSize) {
-  const Layer run(10, 1, 8);
+  const Rule run(10, 1, 8);
   auto in = run.inputs(0, 10);
   in.rows.storage = {.state = Format::bf16,
                      .chunk_state = Format::bf16,
@@ -244,7 +244,7 @@ TEST(GatedDeltaRule, chunksAreCutAtMultiplesOfTheirSize) {
                      .output = Format::bf16};
   auto pool = run.states();
   Array<double, 3> out(run.out_shape);
-  Layer::chunked(in, 4, pool.view(), out.view());
+  Rule::chunked(in, 4, pool.view(), out.view());
   for (std::int64_t hv = 0; hv < run.HV; ++hv) {
     Matrix<double> state = as_matrix(at(run.states().view(), 0, hv));
     for (const RowRange tokens : {RowRange{0, 4}, RowRange{4, 8}, RowRange{8, 10}}) {
@@ -263,7 +263,7 @@ TEST(GatedDeltaRule, chunksAreCutAtMultiplesOfTheirSize) {
 // Each storage point of a chunk, alone: the stages before it are exact, and those after it are
 // not.
 TEST(GatedDeltaRule, storagePointsRoundTheirOwnStage) {
-  const Layer run(8, 1, 9);
+  const Rule run(8, 1, 9);
   const auto c = reference::gated_delta_chunk_of(run.inputs(0, 8), {0, 8}, 0);
   const Matrix<double> before = as_matrix(at(run.states().view(), 0, 0)) / 3;
   const auto exact = reference::gated_delta_chunk(c, before);

@@ -5,19 +5,19 @@
 #include <rapidcheck/gtest.h>
 
 #include "properties/support/recurrences.hpp"
+#include "properties/support/special_values.hpp"
 #include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {
 
 using namespace testing_support;
-using Layer = Mamba2Run<double>;
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+using Ssm = Mamba2Run<double>;
 
 // The definition, one number at a time: dt', decay, state and output of every channel.
 RC_GTEST_PROP(Mamba2, isThePapersEquation, ()) {
   const std::int64_t T = draw_length(5);
-  const Layer run(T, 1, draw_seed());
+  const Ssm run(T, 1, draw_seed());
   auto in = run.inputs(0, T);
   in.dt_softplus = *rc::gen::arbitrary<bool>();
   if (*rc::gen::arbitrary<bool>()) in.D = {};
@@ -25,7 +25,7 @@ RC_GTEST_PROP(Mamba2, isThePapersEquation, ()) {
   if (*rc::gen::arbitrary<bool>()) in.dt_bias = {};
   auto state = run.states();
   Array<double, 3> out(run.out_shape);
-  Layer::scan(in, state.view(), out.view());
+  Ssm::scan(in, state.view(), out.view());
   for (std::int64_t h = 0; h < run.H; ++h)
     for (std::int64_t p = 0; p < run.P; ++p) {
       const std::int64_t g = h / (run.H / run.G);
@@ -53,12 +53,12 @@ RC_GTEST_PROP(Mamba2, isThePapersEquation, ()) {
 RC_GTEST_PROP(Mamba2, paddingIsNotLookedAt, ()) {
   const std::int64_t batch = *rc::gen::inRange<std::int64_t>(1, 4), S = draw_length(17);
   const bool chunks = *rc::gen::arbitrary<bool>();
-  const Layer run(batch * S, batch, draw_seed());
+  const Ssm run(batch * S, batch, draw_seed());
   Sizes lengths;
   for (std::int64_t b = 0; b < batch; ++b)
     lengths.push_back(*rc::gen::inRange<std::int64_t>(0, S + 1));
   const auto context_lengths = ints(lengths);
-  Layer poisoned = run;
+  Ssm poisoned = run;
   for (std::int64_t b = 0; b < batch; ++b)
     for (std::int64_t t = context_lengths(b); t < S; ++t) {
       for (Array<double, 3>* const all : {&poisoned.x, &poisoned.B, &poisoned.C, &poisoned.z})
@@ -76,14 +76,14 @@ RC_GTEST_PROP(Mamba2, paddingIsNotLookedAt, ()) {
                                     padded(common.C), padded(*common.z), context_lengths.view()},
                                    state.view(), out.view(),
                                    [&](const auto& in, const auto& s, auto y) {
-                                     chunks ? Layer::chunked(in, 4, s, y) : Layer::scan(in, s, y);
+                                     chunks ? Ssm::chunked(in, 4, s, y) : Ssm::scan(in, s, y);
                                    });
   for (std::int64_t b = 0; b < batch; ++b) {
     const std::int64_t L = context_lengths(b);
     Array<double, 3> alone({L, run.H, run.P});
     const auto in = run.inputs(b * S, b * S + L);
     const auto s = cut(expected.view(), b, b + 1);
-    chunks ? Layer::chunked(in, 4, s, alone.view()) : Layer::scan(in, s, alone.view());
+    chunks ? Ssm::chunked(in, 4, s, alone.view()) : Ssm::scan(in, s, alone.view());
     RC_ASSERT(same_bits(alone.view(), cut(at(out.view(), b), 0, L)));
     for_each_element(cut(at(out.view(), b), L, S),
                      [](const auto&, double y) { RC_ASSERT(y == 0.0); });
@@ -94,7 +94,7 @@ RC_GTEST_PROP(Mamba2, paddingIsNotLookedAt, ()) {
 // P10: heads of one group share B and C, in blocks of consecutive heads.
 RC_GTEST_PROP(Mamba2, groupsAreConsecutiveHeadsThatShareBAndC, ()) {
   const std::int64_t T = draw_length(5);
-  const Layer run(T, 1, draw_seed());
+  const Ssm run(T, 1, draw_seed());
   auto in = run.inputs(0, T);
   Array<double, 3> B({T, run.H, run.N}), C({T, run.H, run.N});
   for (std::int64_t t = 0; t < T; ++t)
@@ -105,9 +105,9 @@ RC_GTEST_PROP(Mamba2, groupsAreConsecutiveHeadsThatShareBAndC, ()) {
       }
   auto state = run.states(), replicated = run.states();
   Array<double, 3> out(run.out_shape), replicated_out(run.out_shape);
-  Layer::scan(in, state.view(), out.view());
+  Ssm::scan(in, state.view(), out.view());
   in.B = B, in.C = C;
-  Layer::scan(in, replicated.view(), replicated_out.view());
+  Ssm::scan(in, replicated.view(), replicated_out.view());
   RC_ASSERT(same_bits(out, replicated_out));
   RC_ASSERT(same_bits(state, replicated));
 }
@@ -115,12 +115,12 @@ RC_GTEST_PROP(Mamba2, groupsAreConsecutiveHeadsThatShareBAndC, ()) {
 // Tensor parallelism: a rank that holds some groups' heads gets what the whole layer gets there.
 RC_GTEST_PROP(Mamba2, aShardOfHeadsIsTheWholeLayerThere, ()) {
   const std::int64_t T = draw_length(5);
-  const Layer run(T, 1, draw_seed());
+  const Ssm run(T, 1, draw_seed());
   const std::int64_t each = run.H / run.G, g = *rc::gen::inRange<std::int64_t>(0, run.G);
   auto state = run.states(), sharded = run.states();
   Array<double, 3> out(run.out_shape), shard(Shape<3>{T, each, run.P});
   const auto whole = run.inputs(0, T);
-  Layer::scan(whole, state.view(), out.view());
+  Ssm::scan(whole, state.view(), out.view());
   const auto heads = [](const auto& v, std::int64_t first, std::int64_t count) {
     auto shape = shape_of(v);
     shape[1] = count;
@@ -134,19 +134,19 @@ RC_GTEST_PROP(Mamba2, aShardOfHeadsIsTheWholeLayerThere, ()) {
   in.B = heads(in.B, g, 1), in.C = heads(in.C, g, 1);
   in.A = cut(in.A, g * each, (g + 1) * each), in.D = cut(*in.D, g * each, (g + 1) * each);
   in.dt_bias = cut(*in.dt_bias, g * each, (g + 1) * each);
-  Layer::scan(in, heads(sharded.view(), g * each, each), shard.view());
+  Ssm::scan(in, heads(sharded.view(), g * each, each), shard.view());
   RC_ASSERT(same_bits(heads(out.view(), g * each, each), shard.view()));
   RC_ASSERT(same_bits(heads(state.view(), g * each, each), heads(sharded.view(), g * each, each)));
 }
 
 // P7: exp(A dt) is in [0, 1], so without input a state only shrinks.
 RC_GTEST_PROP(Mamba2, withoutInputAStateFades, ()) {
-  Layer run(1, 1, draw_seed());
+  Ssm run(1, 1, draw_seed());
   for (double& x : run.x) x = 0;
   auto state = run.states();
   const auto before = run.states();
   Array<double, 3> out(run.out_shape);
-  Layer::update(run.inputs(0, 1), state.view(), out.view());
+  Ssm::update(run.inputs(0, 1), state.view(), out.view());
   for (std::int64_t i = 0; i < state.size(); ++i)
     RC_ASSERT(std::abs(state.data()[i]) <= std::abs(before.data()[i]) &&
               state.data()[i] * before.data()[i] >= 0);
@@ -155,26 +155,26 @@ RC_GTEST_PROP(Mamba2, withoutInputAStateFades, ()) {
 // Mamba1 has an A for every channel and state; with equal ones it is Mamba2.
 RC_GTEST_PROP(Mamba2, anAForEveryStateMayBeTheSameForAll, ()) {
   const std::int64_t T = draw_length(5);
-  const Layer run(T, 1, draw_seed());
+  const Ssm run(T, 1, draw_seed());
   auto in = run.inputs(0, T);
   Array<double, 3> A({run.H, run.P, run.N});
   for_each_element(A.view(), [&](const auto& i, double& a) { a = run.A(i[0]); });
   auto state = run.states(), general = run.states();
   Array<double, 3> out(run.out_shape), general_out(run.out_shape);
-  Layer::scan(in, state.view(), out.view());
+  Ssm::scan(in, state.view(), out.view());
   in.A = A;
-  Layer::scan(in, general.view(), general_out.view());
+  Ssm::scan(in, general.view(), general_out.view());
   RC_ASSERT(difference(general_out, out).relative() < 1e-14);
   RC_ASSERT(difference(general, state).relative() < 1e-14);
 }
 
 RC_GTEST_PROP(Mamba2, theFunctionalFormLeavesItsInputAlone, ()) {
-  const Layer run(2, 2, draw_seed());
+  const Ssm run(2, 2, draw_seed());
   const auto states = run.states();
   auto in_place = run.states();
   Array<double, 3> out(run.out_shape), expected(run.out_shape);
   const auto next = reference::next_states(run.inputs(0, 2), states, out.view());
-  Layer::update(run.inputs(0, 2), in_place.view(), expected.view());
+  Ssm::update(run.inputs(0, 2), in_place.view(), expected.view());
   RC_ASSERT(same_bits(next, in_place) && same_bits(out, expected));
   RC_ASSERT(same_bits(states, run.states()));
 }
@@ -222,7 +222,7 @@ TEST(Mamba2, takesChunksWhereTheEngineDoes) {
 
 // Mamba1 as it is meant: a decay for every channel and every state.
 TEST(Mamba2, everyStateHasADecayOfItsOwn) {
-  const Layer run(1, 1, 3);
+  const Ssm run(1, 1, 3);
   auto in = run.inputs(0, 1);
   in.dt_min = {}, in.dt_max = {}, in.D = {}, in.z = {}, in.dt_bias = {}, in.dt_softplus = false;
   auto A = on_grid<double>(Shape<3>{run.H, run.P, run.N}, {.seed = 9});
@@ -230,7 +230,7 @@ TEST(Mamba2, everyStateHasADecayOfItsOwn) {
   in.A = A;
   auto state = run.states();
   Array<double, 3> out(run.out_shape);
-  Layer::update(in, state.view(), out.view());
+  Ssm::update(in, state.view(), out.view());
   const auto before = run.states();
   for_each_element(state.view(), [&](const auto& i, double s) {
     const std::int64_t h = i[1], p = i[2], n = i[3];
@@ -248,16 +248,16 @@ TEST(Mamba2, everyStateHasADecayOfItsOwn) {
   });
   auto repeated = run.states(), full = run.states();
   Array<double, 3> repeated_out(run.out_shape);
-  Layer::update(in, full.view(), out.view());
+  Ssm::update(in, full.view(), out.view());
   in.A = repeat(std::as_const(channels).view(), run.N);
-  Layer::update(in, repeated.view(), repeated_out.view());
+  Ssm::update(in, repeated.view(), repeated_out.view());
   EXPECT_TRUE(same_bits(repeated, full) && same_bits(repeated_out, out));
 }
 
 // A padded batch goes by rows of its own: padding rows write nothing, first chunks start from
 // zeros, and without lengths all tokens count.
 TEST(Mamba2, paddedRowsHaveSlotsAndBeginnings) {
-  const Layer run(6, 4, 11);
+  const Ssm run(6, 4, 11);
   const auto slots = ints({2, -1, 0});
   Array<bool, 1> resumes(Shape<1>{3}, true);
   resumes(2) = false;
@@ -271,15 +271,15 @@ TEST(Mamba2, paddedRowsHaveSlotsAndBeginnings) {
   const reference::PaddedMamba2Inputs<double> in{
       common,           padded(common.x), padded(common.dt),
       padded(common.B), padded(common.C), padded(*common.z)};
-  const auto scan = [](const auto& one, const auto& s, auto y) { Layer::scan(one, s, y); };
+  const auto scan = [](const auto& one, const auto& s, auto y) { Ssm::scan(one, s, y); };
   auto state = run.states(), expected = run.states();
   Array<double, 4> out({3, 2, run.H, run.P});
   reference::mamba2_padded<double>(in, state.view(), out.view(), scan);
   fill(at(expected.view(), 0), 0.0);
   for (const std::int64_t row : {0, 2}) {
     Array<double, 3> alone({2, run.H, run.P});
-    Layer::scan(run.inputs(2 * row, 2 * row + 2), cut(expected.view(), slots(row), slots(row) + 1),
-                alone.view());
+    Ssm::scan(run.inputs(2 * row, 2 * row + 2), cut(expected.view(), slots(row), slots(row) + 1),
+              alone.view());
     EXPECT_TRUE(same_bits(at(out.view(), row), alone.view()));
   }
   EXPECT_TRUE(same_bits(state, expected));
@@ -296,20 +296,19 @@ TEST(Mamba2, paddedRowsHaveSlotsAndBeginnings) {
 }
 
 /// Every form of Mamba2 refuses the inputs.
-void refused(const reference::Mamba2Inputs<double>& in, const Layer& run,
-             bool chunks_only = false) {
+void refused(const reference::Mamba2Inputs<double>& in, const Ssm& run, bool chunks_only = false) {
   auto state = run.states();
   Array<double, 3> out(run.out_shape);
   if (!chunks_only) {
-    EXPECT_THROW(Layer::update(in, state.view(), out.view()), ContractViolation);
-    EXPECT_THROW(Layer::scan(in, state.view(), out.view()), ContractViolation);
+    EXPECT_THROW(Ssm::update(in, state.view(), out.view()), ContractViolation);
+    EXPECT_THROW(Ssm::scan(in, state.view(), out.view()), ContractViolation);
   }
-  EXPECT_THROW(Layer::chunked(in, 4, state.view(), out.view()), ContractViolation);
+  EXPECT_THROW(Ssm::chunked(in, 4, state.view(), out.view()), ContractViolation);
   EXPECT_THROW(reference::mamba2_stash(in), ContractViolation);
 }
 
 TEST(Mamba2, refusesShapesThatDoNotFit) {
-  const Layer run(2, 2, 1), longer(3, 2, 1);
+  const Ssm run(2, 2, 1), longer(3, 2, 1);
   const auto good = run.inputs(0, 2), more = longer.inputs(0, 3);
   auto in = good;
   in.dt = more.dt;
@@ -334,10 +333,10 @@ TEST(Mamba2, refusesShapesThatDoNotFit) {
 }
 
 TEST(Mamba2, chunksAndStashesNeedOneNumberPerHead) {
-  Layer run(2, 1, 1);
-  run = Layer(2, 1, [] {  // a seed whose heads have several channels
+  Ssm run(2, 1, 1);
+  run = Ssm(2, 1, [] {  // a seed whose heads have several channels
     std::uint64_t seed = 0;
-    while (Layer(2, 1, seed).P < 2 || Layer(2, 1, seed).N < 2) ++seed;
+    while (Ssm(2, 1, seed).P < 2 || Ssm(2, 1, seed).N < 2) ++seed;
     return seed;
   }());
   const auto good = run.inputs(0, 2);
@@ -364,8 +363,8 @@ TEST(Mamba2, headsOfOneChannelMayHaveAnyStride) {
       .x = x, .dt = x, .A = A, .B = cut(x.view(), 0, 3), .C = x, .dt_bias = bias.view()};
   Array<double, 4> state(Shape<4>{1, 2, 1, 1}, 0.5), chunked = state;
   Array<double, 3> out(x.shape()), chunked_out(x.shape());
-  Layer::scan(in, state.view(), out.view());
-  Layer::chunked(in, 2, chunked.view(), chunked_out.view());
+  Ssm::scan(in, state.view(), out.view());
+  Ssm::chunked(in, 2, chunked.view(), chunked_out.view());
   EXPECT_LT(difference(chunked_out, out).relative(), 1e-14);
 }
 

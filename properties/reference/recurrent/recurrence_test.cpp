@@ -3,6 +3,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "properties/support/recurrences.hpp"
+#include "properties/support/special_values.hpp"
 #include "reference/recurrent/speculative_commit.hpp"
 #include "reference/tensors/yardstick.hpp"
 
@@ -10,7 +11,6 @@ namespace lockstep {
 namespace {
 
 using namespace testing_support;
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kSameForm = 0;       // the same operations in the same order: by bits
 constexpr double kOtherForm = 1e-12;  // another algebraic form, in double
 

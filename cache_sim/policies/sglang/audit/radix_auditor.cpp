@@ -9,8 +9,6 @@
 
 namespace lockstep::cache_sim {
 namespace {
-
-constexpr NodeIndex kRoot = RadixTree::kRoot;
 constexpr std::size_t kMostFindings = 8;  // of one operation: the first is the one that counts
 
 /// Equal slots in equal order, however they are cut into runs.

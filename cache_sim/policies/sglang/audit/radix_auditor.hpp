@@ -18,6 +18,8 @@
 
 namespace lockstep::cache_sim {
 
+inline constexpr NodeIndex kRoot = RadixTree::kRoot;
+
 class RadixAuditor final : public Auditor {
  public:
   /// `labels` may be null: then everything but the prefixes of states is checked.

@@ -9,8 +9,6 @@
 
 namespace lockstep::cache_sim {
 namespace {
-
-constexpr NodeIndex kRoot = RadixTree::kRoot;
 constexpr std::uint64_t kPictureEvery = 4;  // recounts
 
 }  // namespace

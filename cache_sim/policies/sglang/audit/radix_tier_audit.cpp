@@ -10,11 +10,6 @@
 #include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
-namespace {
-
-constexpr NodeIndex kRoot = RadixTree::kRoot;
-
-}  // namespace
 
 /// A copy that is settled has given back its lock on the path of its node, before the same
 /// operation could evict there.

@@ -6,11 +6,6 @@
 #include "reference/base/mix.hpp"
 
 namespace lockstep::cache_sim {
-namespace {
-
-constexpr NodeIndex kRoot = RadixTree::kRoot;
-
-}  // namespace
 
 std::uint64_t RadixAuditor::digest_key(std::uint64_t digest, std::uint32_t size, Name salt) {
   return mix64(digest ^ mix64(size ^ std::uint64_t{salt.index()} << 32));

@@ -9,11 +9,6 @@
 #include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
-namespace {
-
-constexpr NodeIndex kRoot = RadixTree::kRoot;
-
-}  // namespace
 
 /// A window's slot is that of token `at` of these tokens, and nobody else's.
 void RadixAuditor::own_window(std::uint32_t slot, const Tokens& tokens, std::uint32_t at,
