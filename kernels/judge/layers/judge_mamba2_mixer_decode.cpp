@@ -95,6 +95,7 @@ std::vector<CaseSpec> decodes() {
       {.name = "decode-high-slots",
        .H = 1,
        .G = 1,
+       .N = 64,
        .batch = {.lengths = {1, 1, 1}, .padding_rows = {1}, .first_slot = 33000}},
       {.name = "decode-pad-slot-0",
        .H = 4,
