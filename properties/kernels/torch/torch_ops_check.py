@@ -560,12 +560,15 @@ FREE = {
 }
 
 
-# Rows of padding in front of a case's: a launch on the GPU takes 65,534 rows, so that it ends between the case's.
-PADDING_ROWS = 65532
+# A case's rows among rows of padding: a launch on the GPU takes 65,534 rows, and these are the first and the last of one,
+# the first of the next, and the only row of a third.
+LAUNCH = 65534
+PLACES = [0, LAUNCH - 1, LAUNCH, 2 * LAUNCH]
+MANY = PLACES[-1] + 1
 # What has an element for each row, with that of padding; and what has one for each token.
 OF_ROWS = {"state_indices": -1, "state_out_indices": -1, "num_accepted_tokens": 1, "has_initial_state": 0,
            "context_lengths": 0, "nodes": 0, "cursors": 0, "positions": 0, "counts": 0, "targets": -1, "slots": -1,
-           "intermediate": 0, "query_start_loc": 0}
+           "intermediate": 0}
 OF_TOKENS = {"q", "k", "v", "g", "beta", "x", "dt", "dt_low", "B", "C", "z", "a", "b", "snapshots", "stash_decay", "stash_dt"}
 
 
@@ -663,38 +666,43 @@ def check_graph(op, case, other, what):
     expect_bits(outcome(captured, result), expected, f"{what}: CUDA graph")
 
 
-def behind_padding(case):
-    """The case behind rows of padding: without tokens where query_start_loc says so, else of one token each."""
+def among_padding(case):
+    """The case among rows of padding: without tokens where query_start_loc says so, else of one token each."""
     wide = copied(case)
     for argument, tensor in case.items():
         name = argument.removeprefix("fold_")
         starts = argument.removesuffix(name) + "query_start_loc"
-        if torch.is_tensor(tensor) and (name in OF_ROWS or (name in OF_TOKENS and case.get(starts) is None)):
-            padding = tensor.new_full((PADDING_ROWS, *tensor.shape[1:]), OF_ROWS.get(name, 0))
-            wide[argument] = torch.cat([padding, tensor])
+        if argument == starts and torch.is_tensor(tensor):
+            lengths = tensor.new_zeros(MANY + 1)
+            lengths[torch.tensor(PLACES) + 1] = tensor.diff()
+            wide[argument] = lengths.cumsum(0, dtype=tensor.dtype)
+        elif torch.is_tensor(tensor) and (name in OF_ROWS or (name in OF_TOKENS and case.get(starts) is None)):
+            wide[argument] = tensor.new_full((MANY, *tensor.shape[1:]), OF_ROWS.get(name, 0))
+            wide[argument][PLACES] = tensor
     return wide
 
 
 def check_many_rows(op, case, what, device):
-    alone, wide = with_tensors(copied(case), torch.Tensor.cpu), behind_padding(case)
+    alone, wide = with_tensors(copied(case), torch.Tensor.cpu), among_padding(case)
     if case.get("boundary_states") is not None:
         try:
             op(**wide)
         except RuntimeError as error:
-            if "at most 65534 rows with boundary_states" in str(error):
+            if f"at most {LAUNCH} rows with boundary_states" in str(error):
                 return
             raise
         raise Difference(f"{what}: boundaries of more rows than a launch has were taken")
     expected = outcome(alone, op(**alone))
     found = outcome(wide, op(**wide))
-    last = {name: x[len(x) - len(expected[name]):] for name, x in found.items()}
+    places = {MANY: PLACES, MANY + 1: [*PLACES, MANY]}
+    rows = {name: x[places[len(x)]] if len(x) in places else x for name, x in found.items()}
     compare = expect_near if device == "cuda" else expect_bits
-    compare(last, expected, f"{what}: behind {PADDING_ROWS} rows of padding")
+    compare(rows, expected, f"{what}: among {MANY} rows")
 
 
 def check_own_slots(device):
     """Row i of a batch of more rows than a launch has is on slot i without indices, whatever pad_slot_id says."""
-    data, rows = Data(device, seed=1), PADDING_ROWS + ROWS
+    data, rows = Data(device, seed=1), MANY
     case = dict(x=data.normal(rows, 8), conv_state=data.normal(rows, 8, 3), weight=data.normal(8, 4), bias=None)
     own, listed = copied(case), copied(case)
     expected = outcome(listed, torch.ops.lockstep.causal_conv1d_update(
