@@ -509,7 +509,7 @@ class Explore(Scratch):
         def work():
             outcome.append(lockstep.explore(Infinite, traces=10).traces)
             try:
-                lockstep.explore(Hangs, traces=100, timeout=3, shrink=False, out=self.folder)
+                lockstep.explore(Hangs, traces=100, timeout=8, shrink=False, out=self.folder)
             except lockstep.FindingError as error:
                 outcome.append(error.findings[0].kind)
 
