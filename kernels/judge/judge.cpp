@@ -69,7 +69,7 @@ void diagnose(const JudgedKernel& operation, std::vector<JudgedCase>& cases) {
 Result<std::vector<CasePlan>> chosen(const JudgedKernel& operation, const JudgeRequest& request) {
   std::vector<CasePlan> plans;
   std::string names;
-  for (const CasePlan& plan : operation.plans) {
+  for (const CasePlan& plan : operation.plans()) {
     names += (names.empty() ? "" : ", ") + plan.name;
     if (plan.large && request.only.empty() && request.device != "cuda") continue;
     if (plan.name.find(request.only) != std::string::npos) plans.push_back(plan);

@@ -82,8 +82,8 @@ struct JudgedKernel {
   bool returns = true;                  ///< whether the schema returns `out`
   bool exact = false;                   ///< results are copies, so bits are compared
   std::string default_types;
-  std::vector<CasePlan> plans;
-  std::int64_t row_elements = 0;  ///< elements of the state pool per row of the timed cases
+  std::vector<CasePlan> (*plans)();  ///< made when they are asked for: some are of a MiB
+  std::int64_t row_elements = 0;     ///< elements of the state pool per row of the timed cases
   std::function<Answer(const Case&, std::string_view mistake)> truth;      ///< in double
   std::function<Answer(const Case&, std::string_view mistake)> yardstick;  ///< in float, rounded
   std::vector<Mistake> mistakes;

@@ -277,11 +277,15 @@ const JudgedKernel kOperation{
     .positional = {"x", "z", "dt", "conv_state", "state", "conv_weight", "A", "D", "dt_bias",
                    "norm_weight"},
     .default_types = "bfloat16/float32",
-    .plans = with_large(
-        planned<CaseSpec>({decodes(), listed_and_in_order(kServed)}, make),
-        planned<CaseSpec>(
-            {{{.name = "rows-65537", .H = 1, .G = 1, .batch = one_token_rows(kWideRows)}}}, make),
-        "decode"),
+    .plans =
+        [] {
+          return with_large(
+              planned<CaseSpec>({decodes(), listed_and_in_order(kServed)}, make),
+              planned<CaseSpec>(
+                  {{{.name = "rows-65537", .H = 1, .G = 1, .batch = one_token_rows(kWideRows)}}},
+                  make),
+              "decode");
+        },
     .row_elements = kServed.H * kServed.P * kServed.N,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

@@ -175,7 +175,10 @@ const JudgedKernel kOperation{
     .positional = {"x", "weight"},
     .default_types = "bfloat16/float32",
     .plans =
-        with_large(planned<CaseSpec>({products()}, make), planned<CaseSpec>({wide_rows()}, make)),
+        [] {
+          return with_large(planned<CaseSpec>({products()}, make),
+                            planned<CaseSpec>({wide_rows()}, make));
+        },
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes};

@@ -192,8 +192,11 @@ const JudgedKernel kOperation{
     .summary = "prefill of the short convolution: 16 cases, 18 known mistakes",
     .positional = {"x", "weight", "bias", "conv_state"},
     .default_types = "bfloat16/bfloat16",
-    .plans = with_large(planned<CaseSpec>({whole_rows(), every_layout(), served()}, make),
-                        planned<CaseSpec>({wide_rows()}, make), "ragged-rows"),
+    .plans =
+        [] {
+          return with_large(planned<CaseSpec>({whole_rows(), every_layout(), served()}, make),
+                            planned<CaseSpec>({wide_rows()}, make), "ragged-rows");
+        },
     .row_elements = kServedChannels * (2 * kServedTokens + 3),
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

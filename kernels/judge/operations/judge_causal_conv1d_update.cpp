@@ -201,9 +201,13 @@ const JudgedKernel kOperation{
     .summary = "decode and verification of the short convolution: 31 cases, 15 known mistakes",
     .positional = {"x", "conv_state", "weight", "bias"},
     .default_types = "bfloat16/bfloat16",
-    .plans = with_large(
-        planned<CaseSpec>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
-        planned<CaseSpec>({wide_rows()}, make), "decode"),
+    .plans =
+        [] {
+          return with_large(
+              planned<CaseSpec>({every_layout(), other_decodes(), listed_and_in_order(kServed)},
+                                make),
+              planned<CaseSpec>({wide_rows()}, make), "decode");
+        },
     .row_elements = kServed.D * kServed.C,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

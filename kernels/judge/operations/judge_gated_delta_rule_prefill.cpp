@@ -294,8 +294,11 @@ const JudgedKernel kOperation{
     .summary = "prefill of the gated delta rule, with the stages of its chunk form: 17 cases",
     .positional = {"q", "k", "v", "g", "beta", "state"},
     .default_types = "bfloat16/float32",
-    .plans = with_large(planned<CaseSpec>({whole_rows(), every_layout()}, make),
-                        planned<CaseSpec>({wide_rows()}, make), "ragged-rows"),
+    .plans =
+        [] {
+          return with_large(planned<CaseSpec>({whole_rows(), every_layout()}, make),
+                            planned<CaseSpec>({wide_rows()}, make), "ragged-rows");
+        },
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes,

@@ -264,8 +264,11 @@ const JudgedKernel kOperation{
     .positional = {"q", "k", "v", "g", "beta", "state", "ring_k", "ring_k_scale", "ring_u",
                    "ring_g", "cursors", "positions"},
     .default_types = "bfloat16/float32",
-    .plans = with_large(planned<CaseSpec>({decodes(), listed_and_in_order(kServed)}, make),
-                        planned<CaseSpec>({wide_rows()}, make), "decode"),
+    .plans =
+        [] {
+          return with_large(planned<CaseSpec>({decodes(), listed_and_in_order(kServed)}, make),
+                            planned<CaseSpec>({wide_rows()}, make), "decode");
+        },
     .row_elements = kServed.shapes.HV * kServed.shapes.V * kServed.shapes.K,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

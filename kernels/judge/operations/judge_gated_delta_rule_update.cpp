@@ -307,9 +307,13 @@ const JudgedKernel kOperation{
         "decode and verification of the gated delta rule: 34 cases, 27 known mistakes, stages",
     .positional = {"q", "k", "v", "g", "beta", "state"},
     .default_types = "bfloat16/float32",
-    .plans = with_large(
-        planned<CaseSpec>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
-        planned<CaseSpec>({wide_rows()}, make), "decode"),
+    .plans =
+        [] {
+          return with_large(
+              planned<CaseSpec>({every_layout(), other_decodes(), listed_and_in_order(kServed)},
+                                make),
+              planned<CaseSpec>({wide_rows()}, make), "decode");
+        },
     .row_elements = kServed.shapes.HV * kServed.shapes.V * kServed.shapes.K,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

@@ -192,8 +192,11 @@ const JudgedKernel kOperation{
         "mistakes",
     .positional = {"out_a", "lse_a", "out_b", "lse_b"},
     .default_types = "bfloat16/float32",
-    .plans = with_large(planned<CaseSpec>({parts(), {kServed}}, make),
-                        planned<CaseSpec>({wide_rows()}, make)),
+    .plans =
+        [] {
+          return with_large(planned<CaseSpec>({parts(), {kServed}}, make),
+                            planned<CaseSpec>({wide_rows()}, make));
+        },
     .row_elements = std::int64_t{3} * 16 * 128 * 512,
     .truth = [](const Case& c,
                 std::string_view m) { return Definition<double>(c, m, false).answer(); },

@@ -362,8 +362,11 @@ const JudgedKernel kOperation{
     .summary = "decode of multi-head latent attention: 22 cases, 17 known mistakes",
     .positional = {"q", "kv_cache", "block_table", "seq_lens", "softmax_scale"},
     .default_types = "bfloat16/float32",
-    .plans = with_large(planned<CaseSpec>({batches(), pages(), narrow_caches()}, make), {},
-                        "around-pages"),
+    .plans =
+        [] {
+          return with_large(planned<CaseSpec>({batches(), pages(), narrow_caches()}, make), {},
+                            "around-pages");
+        },
     .truth = [](const Case& c,
                 std::string_view m) { return Definition<double>(c, m, false).answer(); },
     .yardstick = [](const Case& c,
@@ -375,7 +378,8 @@ const JudgedKernel kE4m3Operation{
     .summary = "mla_decode with products in e4m3: 14 cases, 18 known mistakes",
     .positional = {"q", "kv_cache", "block_table", "seq_lens", "softmax_scale"},
     .default_types = "bfloat16/float32",
-    .plans = with_large(planned<CaseSpec>({cases_in_e4m3()}, make), {}, "around-pages"),
+    .plans =
+        [] { return with_large(planned<CaseSpec>({cases_in_e4m3()}, make), {}, "around-pages"); },
     .truth = [](const Case& c,
                 std::string_view m) { return Definition<double>(c, m, false, true).answer(); },
     .yardstick = [](const Case& c,

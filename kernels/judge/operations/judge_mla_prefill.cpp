@@ -184,7 +184,10 @@ const JudgedKernel kOperation{
     .summary = "prompts of multi-head latent attention: 13 cases, 15 known mistakes",
     .positional = {"q", "k", "v", "query_start_loc", "key_start_loc", "softmax_scale"},
     .default_types = "bfloat16/float32",
-    .plans = planned<CaseSpec>({prompts(), prefixes()}, make),
+    .plans =
+        [] {
+          return planned<CaseSpec>({prompts(), prefixes()}, make);
+        },
     .truth = [](const Case& c,
                 std::string_view m) { return Definition<double>(c, m, false).answer(); },
     .yardstick = [](const Case& c,

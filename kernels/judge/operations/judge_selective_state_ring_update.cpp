@@ -214,8 +214,11 @@ const JudgedKernel kOperation{
     .positional = {"state", "ring_x", "ring_B", "ring_dt", "x", "dt", "A", "B", "C", "cursors",
                    "positions"},
     .default_types = "bfloat16/float32",
-    .plans = with_large(planned<CaseSpec>({decodes(), listed_and_in_order(kServed)}, make),
-                        planned<CaseSpec>({wide_rows()}, make), "decode"),
+    .plans =
+        [] {
+          return with_large(planned<CaseSpec>({decodes(), listed_and_in_order(kServed)}, make),
+                            planned<CaseSpec>({wide_rows()}, make), "decode");
+        },
     .row_elements = kServed.H * kServed.P * kServed.N,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

@@ -182,9 +182,13 @@ const JudgedKernel kOperation{
     .summary = "decode and verification of Mamba2 (and Mamba1): 35 cases, 27 known mistakes",
     .positional = {"state", "x", "dt", "A", "B", "C"},
     .default_types = "bfloat16/float32",
-    .plans = with_large(
-        planned<CaseSpec>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
-        planned<CaseSpec>({wide_rows()}, make), "decode"),
+    .plans =
+        [] {
+          return with_large(
+              planned<CaseSpec>({every_layout(), other_decodes(), listed_and_in_order(kServed)},
+                                make),
+              planned<CaseSpec>({wide_rows()}, make), "decode");
+        },
     .row_elements = kServed.H * kServed.P * kServed.N,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

@@ -267,16 +267,19 @@ Answer yardstick_of(const Case& c, std::string_view mistake) {
   return worse;
 }
 
-const JudgedKernel kOperation{
-    .name = kName,
-    .summary = "prefill of Mamba2: 17 cases, 30 known mistakes",
-    .positional = {"x", "dt", "A", "B", "C", "state"},
-    .default_types = "bfloat16/float32",
-    .plans = with_large(planned<CaseSpec>({whole_rows(), every_layout()}, make),
-                        planned<CaseSpec>({wide_rows()}, make), "ragged-rows"),
-    .truth = truth_of,
-    .yardstick = yardstick_of,
-    .mistakes = kMistakes};
+const JudgedKernel kOperation{.name = kName,
+                              .summary = "prefill of Mamba2: 17 cases, 30 known mistakes",
+                              .positional = {"x", "dt", "A", "B", "C", "state"},
+                              .default_types = "bfloat16/float32",
+                              .plans =
+                                  [] {
+                                    return with_large(
+                                        planned<CaseSpec>({whole_rows(), every_layout()}, make),
+                                        planned<CaseSpec>({wide_rows()}, make), "ragged-rows");
+                                  },
+                              .truth = truth_of,
+                              .yardstick = yardstick_of,
+                              .mistakes = kMistakes};
 
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 

@@ -133,8 +133,11 @@ const JudgedKernel kCopy{.name = "state_copy",
                          .returns = false,
                          .exact = true,
                          .default_types = "float32/float32",
-                         .plans = with_large(planned<Moves>({kMoves}, make_copy),
-                                             planned<Moves>({wide_moves()}, make_copy), "swap"),
+                         .plans =
+                             [] {
+                               return with_large(planned<Moves>({kMoves}, make_copy),
+                                                 planned<Moves>({wide_moves()}, make_copy), "swap");
+                             },
                          .row_elements = std::int64_t{4} * 2 * 32 * 128 * 128,
                          .truth = copy_truth,
                          .yardstick = copy_truth,
@@ -240,8 +243,11 @@ const JudgedKernel kScatter{
     .returns = false,
     .exact = true,
     .default_types = "float32/float32",
-    .plans = with_large(planned<Commits>({kCommits}, make_scatter),
-                        planned<Commits>({wide_commits()}, make_scatter), "every-count"),
+    .plans =
+        [] {
+          return with_large(planned<Commits>({kCommits}, make_scatter),
+                            planned<Commits>({wide_commits()}, make_scatter), "every-count");
+        },
     .row_elements = std::int64_t{5} * 32 * 128 * 128,
     .truth = scatter_truth,
     .yardstick = scatter_truth,

@@ -20,7 +20,7 @@ std::vector<Case> small_cases(const JudgedKernel& operation) {
   CaseOptions options;
   if (operation.default_types == "float32/float32") options.activations = ElementType::float32;
   std::vector<Case> cases;
-  for (const CasePlan& plan : operation.plans)
+  for (const CasePlan& plan : operation.plans())
     if (!plan.timed && !plan.large) cases.push_back(plan.make(options));
   return cases;
 }
