@@ -143,6 +143,7 @@ int ChildProcess::fork_body(const ChildCommand& command, const Streams& streams,
   ::setpgid(0, 0);
   reset_signals();
   for (int stream = 0; stream < 3; ++stream) ::dup2(streams.child[stream].get(), stream);
+  for (const Descriptor& end : streams.ours) ::close(end.get());  // or its input would never end
   int status = kExitEnvironment;
   try {
     status = command.body();

@@ -57,6 +57,19 @@ TEST(ChildProcess, aBodyRunsInAForkAndItsValueIsTheStatus) {
   EXPECT_EQ(here, 1);
 }
 
+TEST(ChildProcess, aBodySeesTheEndOfItsInput) {
+  Inherited pipe;
+  ChildProcess child;
+  const auto body = [&] {
+    for (char byte = 0; ::read(STDIN_FILENO, &byte, 1) > 0;) continue;
+    return ::write(pipe.writer(), "x", 1) == 1 ? 0 : 1;
+  };
+  ASSERT_EQ(child.start({.body = body}), 0);
+  pipe.leave_to_children();
+  child.stop(10s);
+  EXPECT_TRUE(pipe.has_a_byte());
+}
+
 TEST(ChildProcess, aLogHoldsWhatTheChildSaysAndItsInputIsEmpty) {
   const auto folder = TemporaryFolder::make("test");
   ASSERT_TRUE(folder);
