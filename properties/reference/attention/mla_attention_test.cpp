@@ -125,7 +125,7 @@ RC_GTEST_PROP(MlaAttention, aPromptInTwoPartsIsThePromptAtOnce, ()) {
     return on_grid<double>(shape, {.seed = seed, .stream = stream});
   };
   const auto hidden = draw2({T, 10}, 20), q_a = draw2({7, 10}, 21);
-  const auto q_b = draw2({3 * 10, lora ? 7 : 10}, 22), kv_a = draw2({16, 10}, 23);
+  const auto q_b = draw2({30, lora ? 7 : 10}, 22), kv_a = draw2({16, 10}, 23);
   const Array<double, 1> q_norm(Shape<1>{7}, 1.5), kv_norm(Shape<1>{12}, 0.5);
   const Mla<double> shapes(T, T, seed);
   reference::MlaLayer<double> layer{
@@ -171,7 +171,7 @@ TEST(MlaAttention, projectionsAreTheDefinition) {
   const auto rope = reference::yarn_rope<double>(2, 100, {.factor = 4});
   const auto positions = ints({0, 3, 7});
   for (const bool lora : {false, true}) {
-    const auto q_b = draw({2 * (6 + 2), lora ? 4 : hidden_size}, 6);
+    const auto q_b = draw({16, lora ? 4 : hidden_size}, 6);
     reference::MlaLayer<double> layer{
         .H = 2, .dn = 6, .dr = 2, .q_b = q_b, .kv_a = kv_a, .kv_a_norm = kv_norm};
     if (lora) layer.q_a = q_a.view(), layer.q_a_norm = q_norm.view();

@@ -14,18 +14,18 @@ namespace {
 using namespace testing_support;
 using reference::Attended;
 
-/// Random queries, keys and values: q [T, HQ, d], k and v [L, HKV, .].
+/// Random queries, keys and values: q [T, HQ, d], k and v [L, HK, .].
 struct Attention {
   Attention(std::int64_t T, std::int64_t L, std::uint64_t seed)
-      : HKV(1 + static_cast<std::int64_t>(random_below(2, seed, 50, 0))),
-        HQ(HKV * (1 + static_cast<std::int64_t>(random_below(3, seed, 50, 1)))),
+      : HK(1 + static_cast<std::int64_t>(random_below(2, seed, 50, 0))),
+        HQ(HK * (1 + static_cast<std::int64_t>(random_below(3, seed, 50, 1)))),
         q(on_grid<double>(Shape<3>{T, HQ, 8}, {.seed = seed, .stream = 1, .limit = 2})),
-        k(on_grid<double>(Shape<3>{L, HKV, 8}, {.seed = seed, .stream = 2, .limit = 2})),
-        v(on_grid<double>(Shape<3>{L, HKV, 5}, {.seed = seed, .stream = 3})),
+        k(on_grid<double>(Shape<3>{L, HK, 8}, {.seed = seed, .stream = 2, .limit = 2})),
+        v(on_grid<double>(Shape<3>{L, HK, 5}, {.seed = seed, .stream = 3})),
         out(Shape<3>{T, HQ, 5}),
         lse(Shape<2>{HQ, T}) {}
 
-  std::int64_t HKV, HQ;
+  std::int64_t HK, HQ;
   Array<double, 3> q, k, v;
   Array<double, 3> out;
   Array<double, 2> lse;
