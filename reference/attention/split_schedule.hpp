@@ -86,7 +86,7 @@ template <class S>
 Attended<S> combined(const std::vector<SplitPartial<S>>& splits, std::int64_t dv) {
   const S ln2 = std::log(S{2});
   const Attended<S> empty{Vector<S>::Zero(dv), std::numeric_limits<S>::infinity()};
-  if (splits.empty()) return empty;
+  if (splits.empty()) return empty;  // NOLINT(performance-no-automatic-move)
   Attended<S> whole{splits[0].out, splits[0].lse2 * ln2};
   for (std::size_t i = 1; i < splits.size(); ++i)
     whole = merged<S>(whole, {splits[i].out, splits[i].lse2 * ln2});
