@@ -25,10 +25,11 @@ class Stream {
     return value;
   }
   void append_tokens(std::vector<std::uint32_t>& ids, std::uint64_t count) {
-    for (; count > 0; --count) ids.push_back(static_cast<std::uint32_t>(next() % 152064));
+    for (; count > 0; --count) ids.push_back(static_cast<std::uint32_t>(next() % kVocabulary));
   }
 
  private:
+  static constexpr std::uint64_t kVocabulary = 152064;
   std::uint64_t state_;
 };
 

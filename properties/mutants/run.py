@@ -64,6 +64,8 @@ def build(options):
     subprocess.run([sys.executable, str(HERE / "mutate.py"), *options.sources,
                     "--root", str(ROOT), "--out", str(mutated)], check=True)
     commands = {c["file"]: c for c in json.loads((options.build / "compile_commands.json").read_text())}
+    if bundled := [name for name in options.sources if str(ROOT / name) not in commands]:
+        sys.exit(f"{options.build} does not compile {bundled[0]} by itself, as a folder of `cmake --preset cpu` does")
     programs = {"lockstep_mutants": "lockstep", **({"mutants_tests": "lockstep_tests"} if options.tests else {})}
     links = {}
     for name, target in programs.items():
