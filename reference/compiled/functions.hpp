@@ -3,6 +3,9 @@
 // the judge take half the time. They are the functions that more than one of their files call.
 #pragma once
 
+// First: it calls its one_head without a namespace, and mla_attention.hpp has another.
+#include "reference/recurrent/mamba1_decode.hpp"
+
 #include "reference/attention/latent_token.hpp"
 #include "reference/attention/mla_attention.hpp"
 #include "reference/attention/mla_rope_decode.hpp"

@@ -6,7 +6,7 @@
 #include "reference/base/mix.hpp"
 #include "reference/recurrent/gated_delta_net_verify.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_gated_delta_net_decode {
 namespace {
 
 constexpr std::string_view kName = "gated_delta_net_decode";
@@ -269,4 +269,4 @@ const JudgedKernel kOperation{
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_gated_delta_net_decode

@@ -6,7 +6,7 @@
 #include "reference/base/mix.hpp"
 #include "reference/recurrent/mamba1_decode.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_mamba1_decode {
 namespace {
 
 constexpr std::string_view kName = "mamba1_decode";
@@ -211,4 +211,4 @@ const JudgedKernel kOperation{
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_mamba1_decode

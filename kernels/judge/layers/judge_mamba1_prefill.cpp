@@ -7,7 +7,7 @@
 #include "reference/base/mix.hpp"
 #include "reference/recurrent/mamba1_prefill.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_mamba1_prefill {
 namespace {
 
 constexpr std::string_view kName = "mamba1_prefill";
@@ -186,4 +186,4 @@ const JudgedKernel kOperation{
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_mamba1_prefill

@@ -6,7 +6,7 @@
 #include "reference/base/mix.hpp"
 #include "reference/recurrent/mamba2_mixer_verify.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_mamba2_mixer_decode {
 namespace {
 
 constexpr std::string_view kName = "mamba2_mixer_decode";
@@ -92,11 +92,6 @@ std::vector<CaseSpec> decodes() {
       {.name = "decode-in-order", .H = 4, .G = 2, .batch = {.lengths = four, .in_order = true}},
       {.name = "decode-ones", .H = 1, .G = 1, .batch = {.lengths = {1}}},
       {.name = "decode-many-rows", .H = 2, .G = 1, .batch = one_token_rows(130)},
-      {.name = "decode-high-slots",
-       .H = 1,
-       .G = 1,
-       .N = 64,
-       .batch = {.lengths = {1, 1, 1}, .padding_rows = {1}, .first_slot = 33000}},
       {.name = "decode-pad-slot-0",
        .H = 4,
        .G = 4,
@@ -282,7 +277,12 @@ const JudgedKernel kOperation{
           return with_large(
               planned<CaseSpec>({decodes(), listed_and_in_order(kServed)}, make),
               planned<CaseSpec>(
-                  {{{.name = "rows-65537", .H = 1, .G = 1, .batch = one_token_rows(kWideRows)}}},
+                  {{{.name = "rows-65537", .H = 1, .G = 1, .batch = one_token_rows(kWideRows)},
+                    {.name = "decode-high-slots",
+                     .H = 1,
+                     .G = 1,
+                     .N = 64,
+                     .batch = {.lengths = {1, 1, 1}, .padding_rows = {1}, .first_slot = 33000}}}},
                   make),
               "decode");
         },
@@ -294,4 +294,4 @@ const JudgedKernel kOperation{
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_mamba2_mixer_decode

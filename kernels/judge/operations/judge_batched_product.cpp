@@ -9,7 +9,7 @@
 #include "reference/base/mix.hpp"
 #include "reference/layers/batched_product.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_batched_product {
 namespace {
 
 constexpr std::string_view kName = "batched_product";
@@ -186,4 +186,4 @@ const JudgedKernel kOperation{
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_batched_product

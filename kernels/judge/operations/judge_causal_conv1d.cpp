@@ -5,7 +5,7 @@
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_causal_conv1d {
 namespace {
 
 using namespace convolution;
@@ -205,4 +205,4 @@ const JudgedKernel kOperation{
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_causal_conv1d

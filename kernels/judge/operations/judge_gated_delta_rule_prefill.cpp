@@ -7,7 +7,7 @@
 #include "reference/base/mix.hpp"
 #include "reference/tensors/yardstick.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_gated_delta_rule_prefill {
 namespace {
 
 using namespace gated_delta;
@@ -307,4 +307,4 @@ const JudgedKernel kOperation{
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_gated_delta_rule_prefill

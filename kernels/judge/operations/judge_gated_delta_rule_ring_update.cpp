@@ -7,7 +7,7 @@
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_gated_delta_rule_ring_update {
 namespace {
 
 using namespace gated_delta;
@@ -277,4 +277,4 @@ const JudgedKernel kOperation{
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_gated_delta_rule_ring_update

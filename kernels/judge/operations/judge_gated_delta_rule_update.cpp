@@ -5,7 +5,7 @@
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_gated_delta_rule_update {
 namespace {
 
 using namespace gated_delta;
@@ -323,4 +323,4 @@ const JudgedKernel kOperation{
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_gated_delta_rule_update

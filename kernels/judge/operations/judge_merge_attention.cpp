@@ -7,7 +7,7 @@
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_merge_attention {
 namespace {
 
 constexpr std::string_view kName = "merge_attention";
@@ -207,4 +207,4 @@ const JudgedKernel kOperation{
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_merge_attention

@@ -15,7 +15,7 @@
 #include "reference/tensors/e4m3_products.hpp"
 #include "reference/tensors/grid.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_mla_decode {
 namespace {
 
 constexpr std::string_view kName = "mla_decode", kE4m3Name = "mla_decode_e4m3";
@@ -390,4 +390,4 @@ const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 const Registration<JudgedOperation> kE4m3Registered{judged<kE4m3Operation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_mla_decode

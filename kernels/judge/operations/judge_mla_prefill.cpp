@@ -8,7 +8,7 @@
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_mla_prefill {
 namespace {
 
 constexpr std::string_view kName = "mla_prefill";
@@ -197,4 +197,4 @@ const JudgedKernel kOperation{
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_mla_prefill

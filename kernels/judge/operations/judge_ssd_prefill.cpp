@@ -9,7 +9,7 @@
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_ssd_prefill {
 namespace {
 
 using namespace mamba2;
@@ -284,4 +284,4 @@ const JudgedKernel kOperation{.name = kName,
 const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_ssd_prefill

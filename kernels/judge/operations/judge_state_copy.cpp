@@ -9,7 +9,7 @@
 #include "reference/base/mix.hpp"
 #include "reference/recurrent/speculative_commit.hpp"
 
-namespace lockstep::judging {
+namespace lockstep::judging::of_state_copy {
 namespace {
 
 /// Makes all zeros -0: a copy that computes with the elements turns them into 0.
@@ -257,4 +257,4 @@ const Registration<JudgedOperation> kRegisteredCopy{judged<kCopy>()};
 const Registration<JudgedOperation> kRegisteredScatter{judged<kScatter>()};
 
 }  // namespace
-}  // namespace lockstep::judging
+}  // namespace lockstep::judging::of_state_copy

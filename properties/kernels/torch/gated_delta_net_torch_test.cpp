@@ -4,7 +4,7 @@
 #include "properties/support/laws.hpp"
 #include "reference/recurrent/gated_delta_net_verify.hpp"
 
-namespace lockstep {
+namespace lockstep::of_gated_delta_net {
 namespace {
 
 using namespace testing_support;
@@ -94,4 +94,4 @@ TEST(TorchGatedDeltaNet, refusesByName) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::of_gated_delta_net

@@ -9,7 +9,7 @@
 #include "reference/attention/mla_rope_decode.hpp"
 #include "reference/layers/batched_product.hpp"
 
-namespace lockstep {
+namespace lockstep::of_latents {
 namespace {
 
 using namespace testing_support;
@@ -453,4 +453,4 @@ TEST(MlaRopeDecodeOperator, refusesByName) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::of_latents

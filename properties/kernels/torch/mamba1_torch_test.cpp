@@ -4,7 +4,7 @@
 #include "properties/support/laws.hpp"
 #include "reference/recurrent/mamba1_decode.hpp"
 
-namespace lockstep {
+namespace lockstep::of_mamba1 {
 namespace {
 
 using namespace testing_support;
@@ -115,4 +115,4 @@ TEST(TorchMamba1, refusesByName) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::of_mamba1

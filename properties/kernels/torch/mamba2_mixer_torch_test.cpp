@@ -3,7 +3,7 @@
 #include "properties/support/laws.hpp"
 #include "reference/recurrent/mamba2_mixer_verify.hpp"
 
-namespace lockstep {
+namespace lockstep::of_mamba2_mixer {
 namespace {
 
 using namespace testing_support;
@@ -93,4 +93,4 @@ TEST(TorchMamba2Mixer, refusesByName) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::of_mamba2_mixer

@@ -7,7 +7,7 @@
 #include "reference/attention/latent_token.hpp"
 #include "reference/attention/mla_attention.hpp"
 
-namespace lockstep {
+namespace lockstep::of_mla {
 namespace {
 
 using namespace testing_support;
@@ -196,4 +196,4 @@ TEST(MlaPrefillOperator, refusesByName) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::of_mla

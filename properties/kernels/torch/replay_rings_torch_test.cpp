@@ -4,7 +4,7 @@
 
 #include "properties/kernels/torch/torch_operator.hpp"
 
-namespace lockstep {
+namespace lockstep::of_replay_rings {
 namespace {
 
 using namespace testing_support;
@@ -169,4 +169,4 @@ TEST_P(ReplayRingsTorch, badCursorsAndRingsAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::of_replay_rings

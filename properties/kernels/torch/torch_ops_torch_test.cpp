@@ -15,7 +15,7 @@
 #include "reference/recurrent/scaled_state.hpp"
 #include "reference/recurrent/speculative_commit.hpp"
 
-namespace lockstep {
+namespace lockstep::of_torch_ops {
 namespace {
 
 using namespace testing_support;
@@ -1167,4 +1167,4 @@ TEST(TorchOpsRefuse, aMovesBadArgumentsByName) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::of_torch_ops

@@ -35,8 +35,8 @@ class RecurrenceAgainstTorch : public testing::Test {
     Array<S, 4> states;
   };
 };
-using Layers = testing::Types<Mamba2, GatedDeltaRule>;
-TYPED_TEST_SUITE(RecurrenceAgainstTorch, Layers);
+using Recurrences = testing::Types<Mamba2, GatedDeltaRule>;
+TYPED_TEST_SUITE(RecurrenceAgainstTorch, Recurrences);
 
 TYPED_TEST(RecurrenceAgainstTorch, outputsAndStatesAgree) {
   for (const std::int64_t T : kLengths)

@@ -146,7 +146,7 @@ struct KeepsWarmUps : GraphRuntime {
   using GraphRuntime::GraphRuntime;
   void forget_warm_ups() override {}
 };
-struct CommitsTheTail : GraphRuntime {
+struct KeepsTheTail : GraphRuntime {
   using GraphRuntime::GraphRuntime;
   at::Tensor committed(const at::Tensor& tokens, const at::Tensor& rows,
                        std::int64_t Q) const override {
@@ -190,7 +190,7 @@ TEST_P(StaticKvGraphs, warmUpsLeaveNothing) {
 
 TEST_P(StaticKvGraphs, realTokensAloneAreCommitted) {
   EXPECT_EQ(written_outside<GraphRuntime>(programs()), 0);
-  EXPECT_GT(written_outside<CommitsTheTail>(programs()), 0);
+  EXPECT_GT(written_outside<KeepsTheTail>(programs()), 0);
   EXPECT_GT(written_outside<CommitsPaddingRows>(programs()), 0);
 }
 
