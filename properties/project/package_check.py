@@ -27,7 +27,7 @@ def make(build, generator, folder):
     """The only package of this kind, without headers and objects."""
     parts = ["program", "python", "examples"] + (["libraries"] if generator == "TGZ" else [])
     output("cpack", "--config", build / "CPackConfig.cmake", "-G", generator, "-B", folder,
-           "-D", f"CPACK_COMPONENTS_ALL={';'.join(parts)}", cwd=build)
+           "-D", f"CPACK_COMPONENTS_ALL={';'.join(parts)}", "-D", "CPACK_DEBIAN_COMPRESSION_TYPE=gzip", cwd=build)
     found = [path for path in folder.iterdir() if path.suffix in (".deb", ".gz")]
     assert len(found) == 1, found
     return found[0]

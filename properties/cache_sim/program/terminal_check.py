@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 WORKLOAD = "sessions:requests=3"
@@ -186,11 +187,13 @@ def shells_complete_every_word():
 def main(program):
     global PROGRAM
     PROGRAM = os.path.abspath(program)
-    for check in (progress_is_shown, a_judge_names_its_case, off_a_terminal_it_is_a_line, colours_can_be_left_out,
-                  quiet_leaves_findings, sarif_names_the_line, github_names_the_line,
-                  a_search_without_findings_has_a_page, shells_complete_every_word):
-        check()
-        print(f"ok: {check.__name__}", flush=True)
+    checks = (off_a_terminal_it_is_a_line, progress_is_shown, a_judge_names_its_case, colours_can_be_left_out,
+              quiet_leaves_findings, sarif_names_the_line, github_names_the_line,
+              a_search_without_findings_has_a_page, shells_complete_every_word)
+    with ThreadPoolExecutor(3) as beside:  # three of them wait
+        for check, done in [(check, beside.submit(check)) for check in checks]:
+            done.result()
+            print(f"ok: {check.__name__}", flush=True)
     return 0
 
 

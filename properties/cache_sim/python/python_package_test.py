@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # ctest: name=python.package_searches_and_replays labels=quick timeout=600 args="--program {lockstep}"
+# ctest: name=python.package_at_length labels=full timeout=900 args="--program {lockstep} --full"
 """The Python package: the subject protocol, explore, replay and the nightly search.
 
-python_package_test.py --program PROGRAM [--source ROOT] [unittest's words]
+python_package_test.py --program PROGRAM [--full] [unittest's words]
 
 Runs the package of the source tree with PROGRAM, without anything that a bare machine lacks: no pytest, no network.
 """
@@ -643,6 +644,7 @@ class Nightly(Scratch):
         for part in ("can never be hit", "came back", "--good:", f"{report['marks']}"):
             self.assertIn(part, self.page)
 
+    @program_tests.full
     def test_what_is_found_before_the_first_operation_is_known_the_next_night(self):
         child = self.folder / "child.py"
         child.write_text("for _ in iter(input, ''): print('levels=request raised=no memory', flush=True)\n")
@@ -659,6 +661,7 @@ class Nightly(Scratch):
             states.append((done.returncode, [one["state"] for one in report["subjects"][0]["findings"]]))
         self.assertEqual(states, [(10, ["new"]), (0, ["still there"])], done.stdout + done.stderr)
 
+    @program_tests.full
     def test_a_kept_finding_that_cannot_be_played_fails_the_night(self):
         subject = self.folder / "cache.py"
         subject.write_text(f"import sys\nsys.path.insert(0, {str(ROOT / 'fixtures' / 'subjects')!r})\n"
@@ -673,6 +676,7 @@ class Nightly(Scratch):
         self.assertEqual({one["state"] for one in report["subjects"][0]["findings"]}, {"cannot be played"})
         self.assertIn(".trace:1:", done.stdout)
 
+    @program_tests.full
     def test_a_server_is_searched_too(self):
         toy = f"{sys.executable} {ROOT / 'fixtures' / 'subjects' / 'toy_server.py'}"
         settings = """
@@ -733,6 +737,7 @@ class Nightly(Scratch):
             self.assertTrue(select.select([search], [], [], 60)[0], "the search goes on")
             os.close(search)
 
+    @program_tests.full
     def test_policies_are_searched_where_nothing_is_named(self):
         done, report = self.night("[nightly]\nseconds = 3\nfolder = corpus\n")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

@@ -9,7 +9,6 @@ The server is fixtures/subjects/toy_server.py, sound, and broken in each way tha
 process, because a search starts it many times.
 """
 import contextlib
-import functools
 import http.client
 import io
 import json
@@ -28,6 +27,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "cache_sim" / "python"))
 sys.path.insert(0, str(ROOT / "fixtures" / "subjects"))
+sys.path.insert(0, str(ROOT / "properties" / "support"))
 import toy_server  # noqa: E402
 from lockstep.server import child, command, engines, search  # noqa: E402
 from lockstep.server.drawing import Drawing  # noqa: E402
@@ -36,18 +36,9 @@ from lockstep.server.shrinking import PLAYS_MAX, PLAYS_MAX_OF_FEW, Shrinker, pla
 from lockstep.server.steps import BadFile, Finding, Kept, Step  # noqa: E402
 from lockstep.server.truth import TruthDiffers, Truths  # noqa: E402
 from lockstep.server.verdict import judge  # noqa: E402
+from program_tests import FULL, full, main  # noqa: E402
 
 TOY = str(ROOT / "fixtures" / "subjects" / "toy_server.py")
-
-
-def full(test):
-    """Of the tier `full`."""
-    @functools.wraps(test)
-    def run(self):
-        if not FULL:
-            self.skipTest("with --full")
-        test(self)
-    return run
 
 
 class InThisProcess:
@@ -105,7 +96,6 @@ WHERE = {
 KIND = {"says-more-cached": "cached-too-much", "stops-early": "answer-differs", "dies": "subject-died",
         "falls-silent": "subject-silent"}
 QUICK = ("stale-checkpoint", "dies")  # the others with --full
-FULL = False
 MOST_STEPS = {"dies": 1, "falls-silent": 1, "says-more-cached": 1, "stops-early": 2, "forgets-to-crop": 2,
               "stale-checkpoint": 3, "queued-copy": 4, "busy-slot": 4, "moved-snapshots": 8}
 
@@ -446,10 +436,4 @@ class Commands(Scratch):
 
 
 if __name__ == "__main__":
-    at = sys.argv.index("--program")
-    os.environ["LOCKSTEP_PROGRAM"] = os.path.abspath(sys.argv[at + 1])
-    del sys.argv[at:at + 2]
-    if "--full" in sys.argv:
-        FULL = True
-        sys.argv.remove("--full")
-    unittest.main()
+    main(__doc__)

@@ -68,10 +68,10 @@ TEST(Judge, everyOperationHasARightCandidate) {
       {"state_copy", "copy_right"},
       {"state_scatter_accepted", "scatter_right"}};
   for (const auto& [operation, symbol] : all) {
-    // Their serving shapes take seconds here, and minutes with a sanitizer.
+    // The serving shape takes seconds here, and minutes with a sanitizer.
     const std::string small = testing_support::kSanitized ? "decode-bare" : "decode";
-    const bool large = symbol == "ssu_right" || symbol == "mixer_right";
-    const ProgramRun run = judged(operation, symbol, {"--case", large ? small : ""});
+    const ProgramRun run =
+        judged(operation, symbol, {"--case", symbol == "ssu_right" ? small : ""});
     EXPECT_EQ(run.status, 0) << run.out << run.err;
     EXPECT_THAT(run.out, HasSubstr(": nothing found"));
     EXPECT_THAT(run_program({"list", "operations"}).out, HasSubstr(operation + " "));

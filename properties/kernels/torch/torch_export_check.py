@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# ctest: name=operators.survive_export labels=quick timeout=1800 skip=77 python=torch args={lockstep_torch_ops}
+# ctest: name=operators.survive_export labels=full timeout=1800 skip=77 python=torch args={lockstep_torch_ops}
 # ctest: name=operators.export_a_package labels=full timeout=1800 skip=77 python=torch fixtures_setup=exported_operators args="{lockstep_torch_ops} --package {build}/exported_operators"
 """The operators torch.ops.lockstep.* through torch.export, on the CPU.
 
