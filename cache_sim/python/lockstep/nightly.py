@@ -336,8 +336,8 @@ def main(words: list[str]) -> int:
     except SettingsError as error:
         print(f"lockstep: {printable(str(error))}", file=sys.stderr)
         return 2
-    except (FileNotFoundError, PermissionError) as error:
-        print(f"lockstep: {printable(str(error))}", file=sys.stderr)
+    except OSError as error:
+        print(f"lockstep: {printable(f'{error.filename}: {error.strerror}' if error.filename else str(error))}", file=sys.stderr)
         return 3
     print(summary(night.report, folder))
     return status

@@ -746,7 +746,11 @@ class Nightly(Scratch):
                                ("[a]\nserver = abacus --model m\n", "[a] server: `abacus` is no engine: llama, openai"),
                                ("[a]\nserver = llama --program '\n", "[a] server: No closing quotation"),
                                ("[a\x1b]\nsubject = x:Y\n", "night.ini: [a\\x1b] a name has letters"),
-                               ("seconds = 3\n", "night.ini: File contains no section headers. file: "),
+                               ("seconds = 3\n", "night.ini:1: `seconds = 3` stands before the first [section]"),
+                               ("\ufeff[nightly]\n", "night.ini: begins with a byte order mark"),
+                               ("[a]\nweight = 1\nweight = 2\n", "night.ini:3: [a] weight stands twice"),
+                               ("[a]\n[a]\n", "night.ini:2: [a] stands twice"),
+                               ("[a]\nweight 1\n", "night.ini:2: `weight 1` is not a field like seconds = 60"),
                                ("[a]\nserver = llama\nsubject = x:Y\n", "so neither subject nor config stands beside it"),
                                ("[nightly]\ncanary = sglang-no-buffer:none\nseconds = 1\n", "sglang-no-buffer:none")):
             done, _ = self.night(settings)
