@@ -549,7 +549,24 @@ class Explore(Scratch):
     def test_a_state_is_told_by_the_tokens_that_it_has_seen(self):
         error = self.finding(SharingHybridCache)
         self.assertEqual(error.findings[0].kind, "wrong-state-prefix")
-        self.assertRegex(str(error), "SharingHybridCache hands out a state of .* that stands for .*, and the prompt begins")
+        self.assertRegex(str(error), "SharingHybridCache hands out a state of .* that stands for ")
+
+        class OneMore(Infinite):
+            labels = True
+
+            def admit(self, id, tokens, salt):
+                cached = super().admit(id, tokens, salt)
+                return lockstep.Admitted(cached, state=cached, conv=cached, state_tokens=tokens[:cached],
+                                         conv_tokens=tokens[:cached + 1] if cached else ())
+
+        self.assertRegex(str(self.finding(OneMore)), "a conv state of 1 token that stands for a2, which is 2 tokens")
+
+    def test_a_class_that_takes_adapters_and_images_is_sent_some(self):
+        class Blind(Infinite):
+            def admit(self, id, tokens, salt, lora, images):
+                return super().admit(id, tokens, salt)
+
+        self.assertEqual(self.finding(Blind).findings[0].kind, "cached-too-much")
 
     def test_the_tests_of_the_examples(self):
         import test_hybrid_cache
