@@ -19,6 +19,11 @@ class SettingsError(Exception):
     """Bad settings: one sentence with file, section and field."""
 
 
+def sentence_of(error: Exception) -> str:
+    """What is wrong; an error of the system is told as its path and its reason."""
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+
+
 @dataclass
 class Target:
     """One search."""
