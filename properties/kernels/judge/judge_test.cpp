@@ -131,6 +131,7 @@ TEST(Judge, aMistakeIsNamed) {
        "decode-odd",
        11,
        {"the state after it is the decayed one: the token's own update is missing"}},
+      {kDelta, "gdn_coarse_state", "decode-odd", 11, {"no known mistake explains 1 wrong case"}},
       {kDelta, "gdn_short_columns", "decode-odd", 11, {"only value columns 32 and beyond"}},
   });
 }
