@@ -47,7 +47,7 @@ std::string in_our_words(const std::string& what) {
   return what;
 }
 
-/// What is wrong with the words of this command.
+/// The mistake in the words of this command.
 std::string usage_sentence(const CLI::App& command, const std::string& name,
                            const CLI::ParseError& error) {
   if (const std::vector<std::string> extras = command.remaining();

@@ -502,7 +502,7 @@ Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   const bool say_all = alone && run.config.policy.empty();
   fields = say_all ? fields_for_children() : fields & fields_for_children();
   player.accepted.has_child = true;
-  // What no policy has, or not the default one.
+  // No policy has the first one, and the default one lacks the second.
   if (alone) player.accepted.capabilities |= {Capability::sequences, Capability::content_keys};
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);

@@ -20,7 +20,7 @@ class SettingsError(Exception):
 
 
 def sentence_of(error: Exception) -> str:
-    """What is wrong; an error of the system is told as its path and its reason."""
+    """The sentence about an error; one of the system is told as its path and its reason."""
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
 
 
