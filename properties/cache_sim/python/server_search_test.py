@@ -319,6 +319,18 @@ class ShrinkTime(Scratch):
             engine.start({"texts": False, "model": "m"}, self.folder)
         self.assertLess(time.monotonic() - begin, 2)
 
+    def test_an_interrupted_start_leaves_no_server(self):
+        engine = engines.OpenAI("sleep 60", ["m"], (3, 303), 20.0, "sleep 60")
+        started = []
+
+        def interrupted(server, path, seconds):
+            started.append(server)
+            raise KeyboardInterrupt
+
+        with mock.patch.object(child.Child, "wait_ready", interrupted), self.assertRaises(KeyboardInterrupt):
+            engine.start({"texts": False, "model": "m"}, self.folder)
+        self.assertIsNotNone(started[0].process.poll())
+
 
 class Plays(unittest.TestCase):
     def test_what_comes_seldom_is_played_often(self):
@@ -434,6 +446,8 @@ class Commands(Scratch):
             (["search", "llama", "--model", "m", "--config", "colour=3"], "--config: `colour=3` is not FIELD=VALUE with one of the fields clients"),
             (["search", "llama", "--model", "m", "--avoid", "rain"], "--avoid: there is no `rain`; the names are busy-slot"),
             (["search", "llama", "--model", "m", "--vocabulary", "9"], "--vocabulary 9 is not LOW:HIGH"),
+            (["search", "llama", "--model", "m", "--program", "x '"], "--program `x '`: No closing quotation"),
+            (["search", "llama", "--model", "m", "--time", "-1"], "--time -1.0 is not a number from 0 on"),
             (["replay", "none.json"], "none.json: cannot be read: No such file or directory"),
         ):
             done = self.run_it(*words)

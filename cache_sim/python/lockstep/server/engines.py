@@ -116,6 +116,9 @@ class Engine:
             except child.NoServer:
                 if last:
                     raise
+            except BaseException:  # an interrupted search leaves no server behind
+                server.stop()
+                raise
         raise AssertionError
 
     def release(self, server: child.Child, config: Config, folder: pathlib.Path, usable: bool) -> None:
