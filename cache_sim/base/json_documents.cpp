@@ -7,6 +7,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cache_sim/base/input.hpp"
 
@@ -98,6 +99,29 @@ std::string kind_of(const json& value) {
   return (name == "array" || name == "object" ? "an " : "a ") + name;
 }
 
+std::int64_t fields_in(const json& value) {
+  std::int64_t fields = value.is_object() ? static_cast<std::int64_t>(value.size()) : 0;
+  if (value.is_structured())
+    for (const json& child : value) fields += fields_in(child);
+  return fields;
+}
+
+/// The first field that stands twice in one object of a document that has such a field.
+std::string repeated_field(std::string_view text) {
+  std::vector<std::set<std::string>> open;
+  std::string found;
+  [[maybe_unused]] const json whole =
+      json::parse(text, [&](int, json::parse_event_t event, json& value) {
+        if (event == json::parse_event_t::object_start) open.emplace_back();
+        if (event == json::parse_event_t::object_end) open.pop_back();
+        if (event == json::parse_event_t::key && found.empty() &&
+            !open.back().insert(value.get<std::string>()).second)
+          found = value.get<std::string>();
+        return true;
+      });
+  return found;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ByteSource>> open_bytes(const std::string& path) {
@@ -172,6 +196,7 @@ Result<bool> JsonDocuments::skip_blanks() {
 Result<std::size_t> JsonDocuments::find_end() {
   int depth = 0;  // open objects
   int lists = 0;  // open arrays
+  fields_ = 0;
   std::int64_t values = 0;
   bool in_text = false;
   bool escaped = false;
@@ -196,6 +221,7 @@ Result<std::size_t> JsonDocuments::find_end() {
     if (c == '[') ++lists;
     if (c == ']') --lists;
     if (c == ',' || c == '{' || c == '[') ++values;
+    if (c == ':') ++fields_;
     if (depth + lists > kMostDepth)
       return fail(
           fmt::format("{}: the document is nested deeper than {} levels", place(), kMostDepth));
@@ -217,6 +243,8 @@ Result<const json*> JsonDocuments::read() {
   const std::string_view text = std::string_view(buffer_).substr(at_, *end - at_);
   try {
     *document_ = json::parse(text);
+    if (fields_in(*document_) != fields_)  // of two fields of a name the parser keeps the last
+      return fail(fmt::format("{}: field {} stands twice", place(), repeated_field(text)));
   } catch (const json::parse_error& error) {
     return fail(fmt::format("{}: is not JSON at its byte {}", place(), error.byte));
   } catch (const json::exception&) {

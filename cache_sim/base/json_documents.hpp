@@ -52,8 +52,9 @@ class JsonDocuments {
   std::string path_;
   std::unique_ptr<ByteSource> bytes_;
   std::string buffer_;
-  std::size_t at_ = 0;     // the first byte of buffer_ that is not read yet
-  std::int64_t line_ = 1;  // the line of that byte
+  std::size_t at_ = 0;       // the first byte of buffer_ that is not read yet
+  std::int64_t line_ = 1;    // the line of that byte
+  std::int64_t fields_ = 0;  // names in the document that is read
   std::int64_t document_line_ = 1;
   bool ended_ = false;
   bool peeked_ = false;

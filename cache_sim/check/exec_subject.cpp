@@ -296,7 +296,8 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   if (!is_known)
     return cannot_start(fmt::format(
         "it answered hello with `{}`; expected is levels=request (or levels=request,tree,sequence, "
-        "the levels that it has), then labels=1, again=1, takes=external,keys,server, honours= "
+        "the levels that it has), then labels=1, again=1, "
+        "takes=external,keys,server,tiers,disaggregation, honours= "
         "with config fields and rehits=, chunks= and locks= with a number of tokens above 0, each "
         "if it applies "
         "(cache_sim/check/protocol.md)",
@@ -387,13 +388,19 @@ Result<void> ExecSubject::compare_labels(const Operation& operation, const Answe
     const auto told = [](const Tokens& some) {
       return some.empty() ? std::string("no tokens") : some.text(60);
     };
+    std::string why;  // empty where the label says it: no tokens
+    if (common < tokens->size())
+      why = fmt::format(", and the prompt begins with only {} of these", common);
+    else if (common > 0)
+      why = fmt::format(", which is {}", counted(common, "token"));
     const auto most = static_cast<std::int64_t>(operation.tokens.size());
     findings_.push_back(
         {FindingKind::wrong_state_prefix,
-         fmt::format("{} hands out {} of {} that stands for {}, and the prompt begins with only {} "
-                     "of these",
-                     name_, field == ReplyField::cached ? "KV" : "a state",
-                     counted(length, "token"), told(*tokens), common),
+         fmt::format("{} hands out {} of {} that stands for {}{}", name_,
+                     field == ReplyField::cached ? "KV"
+                     : field == ReplyField::conv ? "a conv state"
+                                                 : "a state",
+                     counted(length, "token"), told(*tokens), why),
          told(operation.tokens.prefix(static_cast<std::uint32_t>(std::min(length, most)))),
          told(*tokens)});
   }

@@ -104,7 +104,7 @@ class Line {
             names.at(document) + std::to_string(first) + ':' + std::to_string(first + (end - at));
       }
     }
-    return terms;
+    return terms.empty() ? "[]" : terms;
   }
 
  private:

@@ -30,7 +30,7 @@ bool cut_at(const std::string& text, const std::string& word, std::string& befor
   return true;
 }
 
-/// Four sentences of CLI11 (2.1) in this program's words; the others as they are.
+/// Three sentences of CLI11 (2.1) in this program's words; the others as they are.
 std::string in_our_words(const std::string& what) {
   std::string before, after;
   if (cut_at(what, " not in {", before, after)) {  // --check: label not in {off,labels,all}
@@ -43,13 +43,28 @@ std::string in_our_words(const std::string& what) {
     std::string name, value;
     if (cut_at(after, " = ", name, value)) return name + ": `" + value + "` is not a whole number";
   }
-  if (cut_at(what, ": Value ", before, after)) {  // --limit: Value 0 not in range 0.000000 to 1797…
-    std::string value, range;
-    if (cut_at(after, " not in range ", value, range))
-      return before + ": `" + value + "` is not a positive number";
-  }
   if (cut_at(what, ": 1 required ", before, after)) return before + " needs a value";
   return what;
+}
+
+/// The mistake in the words of this command.
+std::string usage_sentence(const CLI::App& command, const std::string& name,
+                           const CLI::ParseError& error) {
+  if (const std::vector<std::string> extras = command.remaining();
+      dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !extras.empty()) {
+    const auto option =
+        std::ranges::find_if(extras, [](const std::string& word) { return word.starts_with("-"); });
+    if (option == extras.end()) return name + " takes no further word `" + extras.front() + "`";
+    std::vector<std::string> known;
+    for (const CLI::Option* const one : command.get_options())
+      for (const std::string& long_name : one->get_lnames()) known.push_back("--" + long_name);
+    const std::string typed = option->substr(0, option->find('='));
+    return name + " has no option `" + *option + "`" +
+           but_near(typed, {known.begin(), known.end()});
+  }
+  std::string what = error.what();
+  what.resize(std::min(what.find('\n'), what.size()));
+  return name + ": " + in_our_words(what);
 }
 
 /// One sentence about words that cannot be understood.
@@ -66,23 +81,18 @@ std::string usage_sentence(const CLI::App& app, const CLI::ParseError& error,
            "`" + but_near(words.front(), {known.begin(), known.end()}) + all;
   }
   const std::string name = "lockstep " + words.front();
-  const std::string help = "; `" + name + " --help` shows its words";
-  if (const std::vector<std::string> extras = command->remaining();
-      dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !extras.empty()) {
-    const auto option =
-        std::ranges::find_if(extras, [](const std::string& word) { return word.starts_with("-"); });
-    if (option == extras.end())
-      return name + " takes no further word `" + extras.front() + "`" + help;
-    std::vector<std::string> known;
-    for (const CLI::Option* const one : command->get_options())
-      for (const std::string& long_name : one->get_lnames()) known.push_back("--" + long_name);
-    const std::string typed = option->substr(0, option->find('='));
-    return name + " has no option `" + *option + "`" +
-           but_near(typed, {known.begin(), known.end()}) + help;
-  }
-  std::string what = error.what();
-  what.resize(std::min(what.find('\n'), what.size()));
-  return name + ": " + in_our_words(what) + help;
+  return usage_sentence(*command, name, error) + "; `" + name + " --help` shows its words";
+}
+
+template <class Number>
+std::string number_refusal(const std::string& text, Number least, std::string_view what) {
+  Number number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error == std::errc::result_out_of_range && stop == end)
+    return fmt::format("`{}` does not fit 64 bits", text);
+  const bool is_right = error == std::errc() && stop == end && number >= least;
+  return is_right ? "" : fmt::format("`{}` is not a {}", text, what);
 }
 
 }  // namespace
@@ -115,7 +125,10 @@ Option* Option::one_of(std::vector<std::string> values) {
 }
 
 Option* Option::positive() {
-  option_->check(CLI::PositiveNumber);
+  const auto refusal = [](const std::string& text) {
+    return number_refusal<std::int64_t>(text, 1, "positive number");
+  };
+  option_->check(CLI::Validator(refusal, ""));
   return this;
 }
 
@@ -134,11 +147,7 @@ Option* Option::number_from(double least) {
 
 Option* Option::whole_number() {
   const auto refusal = [](const std::string& text) {
-    std::uint64_t number = 0;
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, number);
-    if (stop != end || text.empty()) return fmt::format("`{}` is not a whole number", text);
-    return error == std::errc() ? "" : fmt::format("`{}` does not fit 64 bits", text);
+    return number_refusal<std::uint64_t>(text, 0, "whole number");
   };
   option_->check(CLI::Validator(refusal, ""));
   return this;
@@ -224,7 +233,8 @@ Result<void> Command::parse(std::vector<std::string> words) {
   try {
     parser_->parse(std::move(words));
   } catch (const CLI::ParseError& error) {
-    return fail(error.what());
+    if (error.get_exit_code() == 0) return fail("--help shows a text and does nothing else");
+    return fail(usage_sentence(*parser_, parser_->get_name(), error));
   }
   return {};
 }

@@ -42,7 +42,7 @@ void print_finding(const LocatedFinding& located, const ReplayRequest& request) 
 /// Names the other run lines of the file, because a run without findings may not be the one that
 /// the file is about.
 void print_run_lines(const ReplayRequest& request, const ReplayOutcome& outcome) {
-  if (!outcome.run->findings().empty() || !outcome.trace) return;
+  if (!outcome.run->findings().empty() || !outcome.trace || !request.run_line.empty()) return;
   if (!request.subjects.empty() || !request.defect.empty()) return;
   std::size_t others = 0;
   for (const cache_sim::RunDirective& directive : outcome.trace->runs)

@@ -76,6 +76,8 @@ Result<std::vector<cache_sim::ReplayRequest>> requests_of_run_lines(const std::s
     words.erase(words.begin());
     Result<std::vector<cache_sim::ReplayRequest>> own = read_run_line(std::move(words), allow_exec);
     if (!own) return refuse(own.error().text);
+    for (cache_sim::ReplayRequest& run : *own)
+      run.run_line = fmt::format("{}:{}", file, directive.line);
     std::move(own->begin(), own->end(), std::back_inserter(all));
   }
   if (all.empty()) all.emplace_back().file = file;
@@ -134,11 +136,12 @@ void add_allow_exec(Command& command, bool& allow_exec) {
 
 Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words,
                                                             bool allow_exec) {
-  Command parser("lockstep replay", "");
+  Command parser("", "lockstep replay");
   ReplayOptions options;
   options.add_to(parser);
   if (const Result<void> read = parser.parse(std::move(words)); !read)
     return tl::unexpected(read.error());
+  if (options.run_lines) return fail("a # run: line that says --run-lines would never end");
   for (const std::string& subject : options.request.subjects)
     if (subject.starts_with("exec:") && !allow_exec)
       return fail(fmt::format(

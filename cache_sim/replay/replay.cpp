@@ -202,6 +202,8 @@ Result<ReplayOutcome> replay(const ReplayRequest& request) {
   if (shared.children == nullptr) shared.children = std::make_shared<Children>();
   for (;;) {
     Result<ReplayOutcome> outcome = replay_once(shared);
+    if (!outcome && !request.run_line.empty() && !outcome.error().text.starts_with(request.file))
+      outcome.error().text = fmt::format("{}: {}", request.run_line, outcome.error().text);
     if (!outcome) return outcome;
     if (const auto* const blocked = std::get_if<IsBlocked>(&outcome->run->state()))
       return fail(blocked->why);

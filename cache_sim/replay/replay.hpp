@@ -22,6 +22,7 @@ struct ReplayRequest {
       subjects;          ///< empty: the policy of the file or of the defect, beside its oracle
   std::string fidelity;  ///< empty: that of the config
   CheckLevel check = CheckLevel::all;
+  std::string run_line;  ///< FILE:LINE of the `# run:` line that asks for this; empty: none does
   std::string defect;
   std::string config;  ///< K=V,… which override the file's own
   std::chrono::milliseconds timeout{10'000};

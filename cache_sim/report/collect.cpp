@@ -153,6 +153,7 @@ Result<PlannedRun> plan(const Fixture& fixture, const RunDirective& directive,
   if (requests->size() != 1) return refuse("a # run: line replays one file");
   planned.request = std::move(requests->front());
   planned.request.keep_events = true;
+  planned.request.run_line = fmt::format("{}:{}", fixture.file, directive.line);
   return planned;
 }
 

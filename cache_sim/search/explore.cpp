@@ -502,7 +502,8 @@ Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   const bool say_all = alone && run.config.policy.empty();
   fields = say_all ? fields_for_children() : fields & fields_for_children();
   player.accepted.has_child = true;
-  if (alone) player.accepted.capabilities.add(Capability::sequences);  // no policy has them
+  // No policy has the first one, and the default one lacks the second.
+  if (alone) player.accepted.capabilities |= {Capability::sequences, Capability::content_keys};
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);
     if (!seat && seat.error().finding) {  // the first trace reports it

@@ -71,9 +71,10 @@ OpenedStream open_bailian(std::unique_ptr<JsonDocuments> documents) {
   return std::make_unique<BailianStream>(std::move(documents));
 }
 
-const Registration<WorkloadFormat> kBailian{
-    {"qwen-bailian", "JSONL: chat_id, parent_chat_id, timestamp (s), …, hash_ids of 16 tokens",
-     is_bailian, open_bailian}};
+const Registration<WorkloadFormat> kBailian{{"qwen-bailian",
+                                             "JSONL: chat_id, parent_chat_id, timestamp (s), "
+                                             "input_length, output_length, hash_ids of 16 tokens",
+                                             is_bailian, open_bailian}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -265,7 +265,12 @@ class Server {
   }
 
   Json machine(bool with_copy_rate) {
-    place_ = request_.device == "cuda" ? cuda_place() : host_place();
+    try {
+      place_ = request_.device == "cuda" ? cuda_place() : host_place();
+    } catch (const std::exception& error) {
+      throw Refusal{fmt::format("--device {}: {}", request_.device, error.what()),
+                    kExitEnvironment};
+    }
     if (!place_)
       throw Refusal{"--device cuda needs a build with CUDA (LOCKSTEP_CUDA=on, where nvcc is)",
                     kExitEnvironment};

@@ -285,6 +285,17 @@ Tensor Draw::states(std::string name, ElementType type, const Extents& extents,
   return states;
 }
 
+Case with_fine_states(Case c, std::uint64_t seed) {
+  Grid fine{.seed = seed, .stream = std::uint64_t{1} << 32};
+  for (Tensor& tensor : c.tensors) {
+    ++fine.stream;
+    if (tensor.role != Role::state || tensor.type != ElementType::float32) continue;
+    for (std::size_t i = 0; i < tensor.values.size(); ++i)
+      if (tensor.values[i] != 0) tensor.values[i] += fine(i) / 512;  // -0 stays what it is
+  }
+  return c;
+}
+
 Tensor indices(std::string name, const Extents& extents, const std::vector<std::int32_t>& values,
                std::vector<std::string> axes) {
   return {.name = std::move(name),

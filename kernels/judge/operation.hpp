@@ -207,14 +207,19 @@ void spread(Tensor& tensor, std::size_t dimension, std::int64_t gap);
 /// Exchanges the last two dimensions in memory.
 void swap_last_two(Tensor& tensor);
 
+/// Gives states in float32 digits that bfloat16, float16 and TF32 do not have, so that a kernel
+/// which rounds a state that it reads shows in a single step.
+Case with_fine_states(Case c, std::uint64_t seed);
+
 /// Plans that build make(spec, options), for all of `parts` in order.
 template <class CaseSpec, class Make>
 std::vector<CasePlan> planned(const std::vector<std::vector<CaseSpec>>& parts, Make make) {
   std::vector<CasePlan> plans;
   for (const std::vector<CaseSpec>& part : parts)
     for (const CaseSpec& spec : part)
-      plans.push_back({spec.name, spec.timed,
-                       [spec, make](const CaseOptions& options) { return make(spec, options); }});
+      plans.push_back({spec.name, spec.timed, [spec, make](const CaseOptions& options) {
+                         return with_fine_states(make(spec, options), options.seed);
+                       }});
   return plans;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -14,7 +15,7 @@ namespace lockstep::reference {
 /// Reads config.json. Errors name the file.
 inline Result<nlohmann::json> read_config_object(const std::string& path) {
   std::ifstream file(path);
-  if (!file) return fail(path + ": cannot be read");
+  if (!file || std::filesystem::is_directory(path)) return fail(path + ": cannot be read");
   nlohmann::json object = nlohmann::json::parse(file, nullptr, false);
   if (!object.is_object()) return fail(path + ": is no JSON object");
   return object;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <bit>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -24,7 +25,7 @@ struct Bytes {
 
 Result<Bytes> read_bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return fail(path + ": cannot be read");
+  if (!file || std::filesystem::is_directory(path)) return fail(path + ": cannot be read");
   std::string all((std::istreambuf_iterator<char>(file)), {});
   if (all.size() < 8) return fail(path + ": is shorter than the 8 bytes of a header's size");
   std::uint64_t size = 0;

@@ -644,7 +644,8 @@ Result<Reply> parse_reply(std::string_view text, Verb verb) {
     if (key == "refused") {
       const auto refusal = index_of(kRefusals, value);
       if (!refusal || *refusal == 0)
-        return fail(fmt::format("refused={} is no known refusal", value));
+        return fail(fmt::format("refused={} is no known refusal; they are {}", value,
+                                fmt::join(std::begin(kRefusals) + 1, std::end(kRefusals), ", ")));
       reply.refused = static_cast<Refusal>(*refusal);
       continue;
     }

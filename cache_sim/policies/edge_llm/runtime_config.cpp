@@ -1,4 +1,5 @@
 #include "cache_sim/policies/edge_llm/runtime_config.hpp"
+#include "cache_sim/base/input.hpp"
 #include "reference/base/counted.hpp"
 
 #include <fmt/format.h>
@@ -165,9 +166,9 @@ Result<RuntimeConfig> parse_runtime_config(const Json& document) {
 }
 
 Result<RuntimeConfig> read_runtime_config(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return fail(path + ": cannot be read");
-  const Json document = Json::parse(file, nullptr, false);
+  Result<std::ifstream> file = open_input(path);
+  if (!file) return tl::unexpected(file.error());
+  const Json document = Json::parse(*file, nullptr, false);
   if (document.is_discarded()) return fail(path + ": it is not JSON");
   return parse_runtime_config(document).map_error(
       [&](const Error& error) { return Error{.text = path + ": " + error.text}; });

@@ -45,7 +45,8 @@ from lockstep.calls import FOUND, last_line, run_for_json, signature, words_of, 
 from lockstep.counted import counted
 from lockstep.help import end_help
 from lockstep.server.steps import printable
-from lockstep.settings import CANARY, SettingsError, Target, canaries_of, expect_nothing_else, number, sections_of, target_of
+from lockstep.settings import (CANARY, SettingsError, Target, canaries_of, expect_nothing_else, number, sections_of,
+                               sentence_of, target_of)
 
 CANARY_SECONDS = 120
 SECONDS_MIN = 0.5  # the shortest search
@@ -336,8 +337,8 @@ def main(words: list[str]) -> int:
     except SettingsError as error:
         print(f"lockstep: {printable(str(error))}", file=sys.stderr)
         return 2
-    except (FileNotFoundError, PermissionError) as error:
-        print(f"lockstep: {printable(str(error))}", file=sys.stderr)
+    except OSError as error:
+        print(f"lockstep: {printable(sentence_of(error))}", file=sys.stderr)
         return 3
     print(summary(night.report, folder))
     return status

@@ -135,7 +135,7 @@ def _know(subject: type, verb: str, method: Callable[..., Any]) -> _Known:
                 parameter.name not in by_parameter and parameter.default is parameter.empty):
             raise TypeError(
                 f"{where(method)}: {subject.__name__}.{verb} has a parameter `{parameter.name}` that nothing is passed "
-                f"for; the parameters, by keyword, are {', '.join(sorted(by_parameter)) or 'none'}")
+                f"for; `{verb}` is a verb, whose parameters, by keyword, are {', '.join(sorted(by_parameter)) or 'none'}")
     taken = by_parameter if takes_all else {parameter.name for parameter in named} & by_parameter
     asked = set(taken)
     if verb == "extend":  # drafts and asynchronous steps get their result from another operation

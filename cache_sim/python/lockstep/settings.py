@@ -1,6 +1,7 @@
 """The settings file of `lockstep nightly` and `lockstep sweep`: an INI file with one section for each search."""
 from __future__ import annotations
 
+import codecs
 import configparser
 import pathlib
 import re
@@ -16,6 +17,11 @@ GENERAL = ("nightly", "sweep")  # sections that are no searches
 
 class SettingsError(Exception):
     """Bad settings: one sentence with file, section and field."""
+
+
+def sentence_of(error: Exception) -> str:
+    """The sentence about an error; one of the system is told as its path and its reason."""
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
 
 
 @dataclass
@@ -45,15 +51,28 @@ def subject_word(name: str) -> str:
 
 
 def sections_of(path: pathlib.Path) -> dict[str, dict[str, str]]:
-    """The fields of each section. A SettingsError names the file."""
+    """The fields of each section. A SettingsError names the file and the line."""
     parser = configparser.ConfigParser(inline_comment_prefixes=(";",), interpolation=None)
     try:
-        with open(path, encoding="utf-8") as file:
-            parser.read_file(file)
+        data = path.read_bytes()
+        if data.startswith(codecs.BOM_UTF8):
+            raise SettingsError(f"{path}: begins with a byte order mark; save it as UTF-8 without one")
+        parser.read_string(data.decode("utf-8"))
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
-    except (configparser.Error, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SettingsError(f"{path}:{line}: byte {data[error.start]:#04x} is not UTF-8") from None
+    except configparser.DuplicateOptionError as error:
+        raise SettingsError(f"{path}:{error.lineno}: [{error.section}] {error.option} stands twice") from None
+    except configparser.DuplicateSectionError as error:
+        raise SettingsError(f"{path}:{error.lineno}: [{error.section}] stands twice") from None
+    except configparser.MissingSectionHeaderError as error:
+        raise SettingsError(f"{path}:{error.lineno}: `{str(error.line).strip()}` stands before the first [section]") from None
+    except configparser.ParsingError as error:
+        line = error.errors[0][0]
+        text = data.decode("utf-8").splitlines()[line - 1].strip()
+        raise SettingsError(f"{path}:{line}: `{text}` is not a field like seconds = 60") from None
     return {section: dict(parser[section]) for section in parser.sections()}
 
 

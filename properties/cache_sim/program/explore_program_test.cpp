@@ -126,6 +126,11 @@ TEST(RunLines, areMentionedWhereOthersWerePlayed) {
   EXPECT_NE(plain.out.find("--run-lines"), std::string::npos) << plain.out;
   const ProgramRun own = run_program({"replay", file, "--run-lines"});
   EXPECT_EQ(own.status, kExitInvariant) << own.out << own.err;
+  const std::string writes =
+      folder.write("writes.trace", "# run: lockstep replay %s --json " + folder.path("x.json") +
+                                       "\nrequest id=r tokens=a1000 output=b8\nrun\n");
+  EXPECT_EQ(run_program({"replay", writes, "--run-lines"}).out.find("note:"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(folder.path("x.json")));
   for (const auto& [option, value] : {std::pair{"--subject", "radix"},
                                       {"--check", "off"},
                                       {"--model", "qwen3-next-80b"},
@@ -148,6 +153,28 @@ TEST(RunLines, takeTheFidelityAndTheConfigOfTheCommand) {
   const ProgramRun unknown = run("model=none");
   EXPECT_EQ(unknown.status, kExitBadInput);
   EXPECT_NE(unknown.err.find("none"), std::string::npos) << unknown.err;
+}
+
+// One sentence with the place, whatever is wrong; a line that plays itself ended the program.
+TEST(RunLines, thatCannotBePlayedAreNamed) {
+  const ScratchFolder folder;
+  std::filesystem::create_directory(folder.path("traces"));
+  for (const auto& [words, said] : std::vector<std::pair<std::string, std::string>>{
+           {"--run-lines", "a # run: line that says --run-lines would never end"},
+           {"--help", "--help shows a text and does nothing else"},
+           {"--chek all", "lockstep replay has no option `--chek`, but `--check` is one"},
+           {"--check some", "lockstep replay: --check: `some` is none of off, labels, all"},
+           {"--config kv=1", "--config: config has no field `kv`"},
+           {"--defect none", "there is no defect `none`; `lockstep list defects` shows all"}}) {
+    const std::string file = folder.write(
+        "traces/x.trace", "# run: lockstep replay %s " + words + "\nadmit id=r tokens=a8\n");
+    for (const ProgramRun& run :
+         {run_program({"replay", file, "--run-lines"}),
+          run_program({"report", "--fixtures", folder.path(""), "--out", folder.path("page")})}) {
+      EXPECT_EQ(run.status, kExitBadInput) << run.out;
+      EXPECT_NE(run.err.find("x.trace:1: " + said), std::string::npos) << run.err;
+    }
+  }
 }
 
 TEST(RunLines, thatCannotBeSplitAreRefused) {

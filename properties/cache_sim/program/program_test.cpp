@@ -414,6 +414,8 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
             "but `64GiB` is one\n");
   EXPECT_EQ(complaint({"explore", "--traces", "0"}),
             "lockstep: lockstep explore: --traces: `0` is not a positive number");
+  EXPECT_EQ(complaint({"explore", "--traces", "99999999999999999999"}),
+            "lockstep: lockstep explore: --traces: `99999999999999999999` does not fit 64 bits");
   EXPECT_NE(run_program({"list", "everything"}).err.find("everything"), std::string::npos);
 }
 

@@ -550,7 +550,24 @@ class Explore(Scratch):
     def test_a_state_is_told_by_the_tokens_that_it_has_seen(self):
         error = self.finding(SharingHybridCache)
         self.assertEqual(error.findings[0].kind, "wrong-state-prefix")
-        self.assertRegex(str(error), "SharingHybridCache hands out a state of .* that stands for .*, and the prompt begins")
+        self.assertRegex(str(error), "SharingHybridCache hands out a state of .* that stands for ")
+
+        class OneMore(Infinite):
+            labels = True
+
+            def admit(self, id, tokens, salt):
+                cached = super().admit(id, tokens, salt)
+                return lockstep.Admitted(cached, state=cached, conv=cached, state_tokens=tokens[:cached],
+                                         conv_tokens=tokens[:cached + 1] if cached else ())
+
+        self.assertRegex(str(self.finding(OneMore)), "a conv state of 1 token that stands for a2, which is 2 tokens")
+
+    def test_a_class_that_takes_adapters_and_images_is_sent_some(self):
+        class Blind(Infinite):
+            def admit(self, id, tokens, salt, lora, images):
+                return super().admit(id, tokens, salt)
+
+        self.assertEqual(self.finding(Blind).findings[0].kind, "cached-too-much")
 
     def test_the_tests_of_the_examples(self):
         import test_hybrid_cache
@@ -751,7 +768,11 @@ class Nightly(Scratch):
                                ("[a]\nserver = abacus --model m\n", "[a] server: `abacus` is no engine: llama, openai"),
                                ("[a]\nserver = llama --program '\n", "[a] server: No closing quotation"),
                                ("[a\x1b]\nsubject = x:Y\n", "night.ini: [a\\x1b] a name has letters"),
-                               ("seconds = 3\n", "night.ini: File contains no section headers. file: "),
+                               ("seconds = 3\n", "night.ini:1: `seconds = 3` stands before the first [section]"),
+                               ("\ufeff[nightly]\n", "night.ini: begins with a byte order mark"),
+                               ("[a]\nweight = 1\nweight = 2\n", "night.ini:3: [a] weight stands twice"),
+                               ("[a]\n[a]\n", "night.ini:2: [a] stands twice"),
+                               ("[a]\nweight 1\n", "night.ini:2: `weight 1` is not a field like seconds = 60"),
                                ("[a]\nserver = llama\nsubject = x:Y\n", "so neither subject nor config stands beside it"),
                                ("[nightly]\ncanary = sglang-no-buffer:none\nseconds = 1\n", "sglang-no-buffer:none")):
             done, _ = self.night(settings)

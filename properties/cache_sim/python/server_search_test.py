@@ -12,6 +12,7 @@ import contextlib
 import http.client
 import io
 import json
+import math
 import os
 import pathlib
 import random
@@ -302,12 +303,23 @@ class ShrinkTime(Scratch):
 
     def test_it_bounds_a_server_that_never_gets_ready(self):
         engine = engines.OpenAI("sleep 60", ["m"], (3, 303), 20.0, "sleep 60")
-        engine.start_seconds = 3.0
-        engine.end = time.monotonic() + 0.3
-        begin = time.monotonic()
-        with self.assertRaises(child.NoServer):
+        for engine.start_seconds, engine.end in (3.0, time.monotonic() + 0.3), (1.0, math.inf):
+            begin = time.monotonic()
+            with self.assertRaises(child.NoServer):
+                engine.start({"texts": False, "model": "m"}, self.folder)
+            self.assertLess(time.monotonic() - begin, 2)
+
+    def test_an_interrupted_start_leaves_no_server(self):
+        engine = engines.OpenAI("sleep 60", ["m"], (3, 303), 20.0, "sleep 60")
+        started = []
+
+        def interrupted(server, path, seconds):
+            started.append(server)
+            raise KeyboardInterrupt
+
+        with mock.patch.object(child.Child, "wait_ready", interrupted), self.assertRaises(KeyboardInterrupt):
             engine.start({"texts": False, "model": "m"}, self.folder)
-        self.assertLess(time.monotonic() - begin, 2)
+        self.assertIsNotNone(started[0].process.poll())
 
 
 class Plays(unittest.TestCase):
@@ -424,6 +436,8 @@ class Commands(Scratch):
             (["search", "llama", "--model", "m", "--config", "colour=3"], "--config: `colour=3` is not FIELD=VALUE with one of the fields clients"),
             (["search", "llama", "--model", "m", "--avoid", "rain"], "--avoid: there is no `rain`; the names are busy-slot"),
             (["search", "llama", "--model", "m", "--vocabulary", "9"], "--vocabulary 9 is not LOW:HIGH"),
+            (["search", "llama", "--model", "m", "--program", "x '"], "--program `x '`: No closing quotation"),
+            (["search", "llama", "--model", "m", "--time", "-1"], "--time -1.0 is not a number from 0 on"),
             (["replay", "none.json"], "none.json: cannot be read: No such file or directory"),
         ):
             done = self.run_it(*words)

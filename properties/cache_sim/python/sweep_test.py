@@ -472,9 +472,13 @@ class Words(Sweeps):
                 self.plan(settings)
         with self.assertRaisesRegex(SettingsError, "there is no plan"):
             plan.read_plan(self.folder / "none")
-        self.plan("[sweep]\ntraces = 200\n")
+        made = self.plan("[sweep]\ntraces = 200\n")
         with self.assertRaisesRegex(SettingsError, "there is a plan already"):
             self.plan("[sweep]\ntraces = 200\n")
+        for name in ("known.json", "plan.json"):
+            (made.folder / name).write_text('{"lockstep_sweep": 1}')
+            with self.assertRaisesRegex(SettingsError, f"{name}: is not as `lockstep sweep plan` wrote it"):
+                plan.read_plan(made.folder).known()
 
     def test_a_subject_that_cannot_start_is_left_out_where_that_is_allowed(self):
         settings = "[mine]\nsubject = exec:python3 nowhere.py\noptional = %s\n"

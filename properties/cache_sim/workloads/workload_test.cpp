@@ -197,6 +197,7 @@ const std::vector<BadWorkload> kBad = {
     {"llmservingsim_times_overflow.jsonl",
      ":2: field sub_requests[1].tool_duration_ns: counted from 4"},
     {"mooncake_field_missing.jsonl", ":2: field output_length: is missing"},
+    {"mooncake_field_twice.jsonl", ":2: field input_length stands twice"},
     {"mooncake_id_with_a_fraction.jsonl", ":2: field hash_ids[1]: a number with a fraction"},
     {"mooncake_id_with_two_parents.jsonl", ":2: field hash_ids: block 2 follows block 3 here"},
     {"mooncake_ids_contradict_length.jsonl", ":2: field hash_ids: 3 ids for 600 tokens"},

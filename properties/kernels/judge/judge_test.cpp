@@ -131,6 +131,7 @@ TEST(Judge, aMistakeIsNamed) {
        "decode-odd",
        11,
        {"the state after it is the decayed one: the token's own update is missing"}},
+      {kDelta, "gdn_coarse_state", "decode-odd", 11, {"no known mistake explains 1 wrong case"}},
       {kDelta, "gdn_short_columns", "decode-odd", 11, {"only value columns 32 and beyond"}},
   });
 }
@@ -729,6 +730,10 @@ TEST(Judge, badWordsAreRefusedInASentence) {
   EXPECT_THAT(complaint({kDelta, "--candidate", "missing.so:f"}, 2), HasSubstr("no such file"));
   EXPECT_THAT(complaint({kDelta, "--candidate", library("nobody"), "--device", "cpu"}, 2),
               HasSubstr("exports no function `nobody`"));
+  if (!std::filesystem::exists("/dev/nvidia0")) {
+    EXPECT_THAT(complaint({kDelta, "--candidate", library("gdn_right"), "--device", "cuda"}, 3),
+                HasSubstr("--device cuda"));
+  }
   EXPECT_THAT(complaint({kDelta, "--candidate", library("gdn_right"), "--types", "int4"}, 2),
               HasSubstr("--types `int4`"));
   EXPECT_THAT(complaint({kDelta, "--candidate", library("gdn_right"), "--case", "x"}, 2),

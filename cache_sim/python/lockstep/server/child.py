@@ -21,6 +21,7 @@ class NoServer(Exception):
     """No server runs; the text says why in one sentence."""
 
     crashed = False  # True: the server was started, and a signal ended it
+    slow = False  # True: it runs, and was not ready in time
 
 
 class Refused(Exception):
@@ -59,8 +60,9 @@ class Child:
             except (OSError, http.client.HTTPException, Refused):
                 if time.monotonic() > end:
                     self.stop()
-                    raise NoServer(f"{' '.join(self.words)} is not ready after {seconds:.0f} s: "
-                                   f"{self.last_line()}") from None
+                    reason = NoServer(f"{' '.join(self.words)} is not ready after {seconds:.0f} s: {self.last_line()}")
+                    reason.slow = True
+                    raise reason from None
                 time.sleep(0.01)
 
     def last_line(self) -> str:

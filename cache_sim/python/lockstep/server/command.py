@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import shlex
 import signal
 import sys
 import tempfile
@@ -101,6 +102,11 @@ def engine_of(name: str, words: argparse.Namespace, texts: bool) -> Engine:
         raise BadWords(f"{name} needs --program, the command that starts the server")
     if name == "openai" and not words.truth:
         raise BadWords("openai needs --truth, a command for the same server without any reuse")
+    for option, command in (("--program", program), ("--truth", words.truth)):
+        try:
+            shlex.split(command)
+        except ValueError as error:
+            raise BadWords(f"{option} `{command}`: {error}") from None
     low, colon, high = (words.vocabulary or ("97:123" if texts else "3:320")).partition(":")
     if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
         raise BadWords(f"--vocabulary {words.vocabulary} is not LOW:HIGH")
@@ -178,6 +184,9 @@ def main(words: list[str]) -> int:
     for one in (signal.SIGINT, signal.SIGTERM):  # servers end with the search, however it ends
         signal.signal(one, signal.default_int_handler)
     try:
+        for name, value in vars(read).items():
+            if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
+                raise BadWords(f"--{name.replace('_', '-')} {value} is not a number from 0 on")
         return search(read) if read.action == "search" else replay(read)
     except (BadWords, BadFile) as error:
         print(f"lockstep server: {printable(str(error))}", file=sys.stderr)

@@ -113,9 +113,12 @@ class Engine:
             try:
                 server.wait_ready(self.ready_path, min(self.start_seconds, max(0.0, self.end - time.monotonic())))
                 return server
-            except child.NoServer:
-                if last:
+            except child.NoServer as gone:
+                if last or gone.slow:
                     raise
+            except BaseException:  # an interrupted search leaves no server behind
+                server.stop()
+                raise
         raise AssertionError
 
     def release(self, server: child.Child, config: Config, folder: pathlib.Path, usable: bool) -> None:

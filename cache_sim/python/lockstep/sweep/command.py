@@ -17,7 +17,7 @@ from typing import Any
 from lockstep.counted import counted
 from lockstep.help import end_help
 from lockstep.server.steps import printable
-from lockstep.settings import SettingsError
+from lockstep.settings import SettingsError, sentence_of
 from lockstep.sweep import shard, units
 from lockstep.sweep.corpus import smallest_cover
 from lockstep.sweep.merge import merge
@@ -156,14 +156,11 @@ def main(words: list[str]) -> int:
     options = parser().parse_args(words)
     try:
         return {"plan": _plan, "run": _run, "merge": _merge, "next": _next}[options.action](options)
-    except SettingsError as error:
-        print(f"lockstep: {printable(str(error))}", file=sys.stderr)
-        return 2
-    except ValueError as error:
+    except (SettingsError, ValueError) as error:
         print(f"lockstep: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     except (Refused, units.Lost, OSError) as error:
-        print(f"lockstep: {printable(str(error))}", file=sys.stderr)
+        print(f"lockstep: {printable(sentence_of(error))}", file=sys.stderr)
         return 3

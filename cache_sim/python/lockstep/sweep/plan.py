@@ -13,7 +13,7 @@ import pathlib
 import shlex
 import tempfile
 from dataclasses import dataclass
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from lockstep import calls, program
 from lockstep.calls import last_line
@@ -259,7 +259,7 @@ class Plan:
         return range(shard, self.units, self.shards)
 
     def known(self) -> list[dict[str, Any]]:
-        return read(self.folder / "known.json") or []
+        return _as_written(self.folder / "known.json", lambda data: digest_of(data or []) == self.data["known"]) or []
 
     def check_build(self, build: Build) -> None:
         """Refused if the plan was made by another build, or for another version of a subject."""
@@ -274,17 +274,28 @@ class Plan:
                           f"and here are {now}")
 
 
-def read_plan(folder: pathlib.Path) -> Plan:
-    file = folder / "plan.json"
+def _as_written(file: pathlib.Path, is_whole: Callable[[Any], bool]) -> Any:
     try:
         data = read(file)
     except (ValueError, OSError) as error:
         raise SettingsError(f"{file}: {error}") from None
-    if data is None:
+    if not is_whole(data):
+        raise SettingsError(f"{file}: is not as `lockstep sweep plan` wrote it")
+    return data
+
+
+def read_plan(folder: pathlib.Path) -> Plan:
+    file = folder / "plan.json"
+    if not file.exists():
         raise SettingsError(f"{file}: there is no plan; `lockstep sweep plan FILE -o {folder}` makes one")
-    if not isinstance(data, dict) or data.get("lockstep_sweep") != FORMAT:
-        raise SettingsError(f"{file}: field lockstep_sweep: this version reads {FORMAT}")
-    return Plan(folder, data)
+
+    def is_whole(data: Any) -> bool:
+        if not isinstance(data, dict) or data.get("lockstep_sweep") != FORMAT:
+            raise SettingsError(f"{file}: field lockstep_sweep: this version reads {FORMAT}")
+        summed = {name: data[name] for name in data.keys() - {"digest", "shards", "base"}}
+        return data.get("digest") == digest_of(summed) and isinstance(data.get("shards"), int) and isinstance(data.get("base"), str)
+
+    return Plan(folder, _as_written(file, is_whole))
 
 
 def make_plan(path: pathlib.Path | None, shards: int, folder: pathlib.Path) -> Plan:

@@ -105,12 +105,15 @@ TEST(RuntimeConfig, isReadWhereAConfigNamesIt) {
                                   " policy=edge-llm\nadmit id=x tokens=a4\n"
                                   "extend id=x n=4\n");
   EXPECT_EQ(run_program({"replay", trace}).status, 0);
-  const std::string bad = folder.write("bad.json", "{\"model_type\": 1}");
-  const auto refused = run_program({"replay", trace, "--config", "model_config=" + bad});
-  EXPECT_EQ(refused.status, 2);
-  EXPECT_NE(refused.err.find("bad.json: field model_type: 1 is not hybrid_mamba"),
-            std::string::npos)
-      << refused.err;
+  folder.write("bad.json", "{\"model_type\": 1}");
+  for (const auto& [name, said] :
+       {std::pair{"bad.json", "bad.json: field model_type: 1 is not hybrid_mamba"},
+        {".", ".: is a folder, not a file"}}) {
+    const auto refused =
+        run_program({"replay", trace, "--config", "model_config=" + folder.path(name)});
+    EXPECT_EQ(refused.status, 2);
+    EXPECT_NE(refused.err.find(said), std::string::npos) << refused.err;
+  }
 }
 
 TEST(HybridLayers, findTheirCachesByTheirOwnKind) {
