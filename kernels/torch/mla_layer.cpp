@@ -177,6 +177,12 @@ struct Requests {
     expect(query_start_loc || (B > 0 && T % B == 0), tokens, "of as many tokens for each request",
            T);
   }
+  /// Checks the values of indices on the CPU, before anything is written to the cache.
+  void check_host(const Tensor& cache) const {
+    for_each(cache.size(1), [&](auto, auto, auto L, auto place) {
+      for (std::int64_t i = 0; i < L; ++i) place(cache, i);
+    });
+  }
   /// Calls body(begin, end, L, place) for each request: it has new tokens begin ... end - 1 and a
   /// context of L tokens, of which token i is cached in place(cache, i).
   template <class Body>
@@ -231,6 +237,7 @@ Array<float, 3> attended(const reference::MlaProjected<float>& p,
                          const reference::MlaUpWeights<float>& up, const Requests& requests,
                          const Tensor& slots, const Tensor& cache, const MaybeTensor& kv_scale,
                          double softmax_scale) {
+  requests.check_host(cache);
   store(at::cat({tensor_of(p.latent), tensor_of(p.k_pe)}, 1), indices_of<1>(slots, "slots"), cache,
         kv_scale, true);
   const std::int64_t T = requests.T, H = up.w_kc.extent(0), dv = up.w_vc.extent(2);
@@ -410,6 +417,7 @@ padded_mla_layer(Tensor hidden, Tensor positions, Tensor slots, Tensor(a!) k_cac
 
   Tensor cpu() const {
     check();
+    requests().check_host(k_cache);
     const Projections layer = projections();
     const auto p = layer.projected();
     const std::int64_t width = k_cache.size(3), T = layer.T, H = layer.H;
