@@ -33,8 +33,10 @@ struct Projections {
     expect_shape(kv_b, "kv_b", "[heads (nope + values), latent]", {H * (dn + dv), dc});
     expect_shape(o_proj, "o_proj", "[hidden, heads values]", {width, H * dv});
     for (const auto& [weight, argument] :
-         {std::pair{qkv_a, "qkv_a"}, {q_b, "q_b"}, {kv_b, "kv_b"}, {o_proj, "o_proj"}})
+         {std::pair{qkv_a, "qkv_a"}, {q_b, "q_b"}, {kv_b, "kv_b"}, {o_proj, "o_proj"}}) {
       expect_float(weight, argument);
+      expect_contiguous_rows(weight, argument);
+    }
   }
 
   reference::MlaProjected<float> projected() const {
@@ -145,6 +147,7 @@ struct Absorbing {
   void put_into(kernels::MlaWeights& w) const {
     const auto put = [](const Tensor& weight, const MaybeTensor& scale, auto& plain, auto& scaled,
                         const char* argument) {
+      expect_contiguous_rows(weight, argument);
       if (scale) {
         scaled = {view_of<const kernels::E4m3, 3>(weight, argument),
                   view_of<const float, 3>(*scale, argument)};
@@ -404,8 +407,10 @@ padded_mla_layer(Tensor hidden, Tensor positions, Tensor slots, Tensor(a!) k_cac
     expect_rank(kv_b, "kv_b", 2);
     expect(k_cache.size(1) >= 1 && k_cache.size(2) >= 1, "k_cache",
            "[pages, page, heads, width] with a token in each page, and a head", k_cache.sizes());
-    for (const auto& [cache, name] : {std::pair(k_cache, "k_cache"), std::pair(v_cache, "v_cache")})
+    for (const auto& [cache, name] : {std::pair(k_cache, "k_cache"), {v_cache, "v_cache"}}) {
       expect_type(cache, hidden.scalar_type(), name);
+      expect_contiguous_rows(cache, name);
+    }
     expect_shape(v_cache, "v_cache", "[pages, page, heads, width]", k_cache.sizes());
     const Projections layer = projections();
     expect(layer.dn > 0 && layer.dv > 0, "q_b, kv_b", "of more rows a head", q_b.sizes());

@@ -781,6 +781,26 @@ def check_refusals(name, op, case, what):
             expect_bits(outcome(bad, None), outcome(before, None), where)
 
 
+def check_gaps(op, case, what):
+    """An argument with a gap behind each element gives what it gives without, or is refused by its name."""
+    near = copied(case)
+    expected = outcome(near, op(**near))
+    for argument, tensor in case.items():
+        if not torch.is_tensor(tensor) or tensor.dim() == 0:
+            continue
+        wide = tensor.new_zeros((*tensor.shape, 2))
+        wide[..., 0] = tensor
+        apart = {**copied(case), argument: wide[..., 0]}
+        where = f"{what}: {argument} with gaps"
+        try:
+            result = op(**apart)
+        except (RuntimeError, ValueError) as error:
+            if argument not in re.findall(r"\w+", str(error).split("\n", maxsplit=1)[0]):
+                raise Difference(f"{where} was refused with `{error}`") from error
+        else:
+            expect_near(outcome(apart, result), expected, where)
+
+
 def writes(op, case):
     """Whether any tensor that the schema says is written is given."""
     return any(argument.alias_info and argument.alias_info.is_write and
@@ -798,6 +818,7 @@ def check(name, device, backend):
         before = copied(case)
         check_opcheck(op, case, what)
         check_refusals(name, op, case, what)
+        check_gaps(op, case, what)
         lowered = at_the_ends and writes(op, case)
         check_compile(op, case, what, backend if lowered else "aot_eager")
         if device == "cuda":
