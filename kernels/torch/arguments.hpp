@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <torch/library.h>
 
 #include "reference/recurrent/recurrence.hpp"
@@ -35,10 +36,18 @@ class Arguments {
       : next_(stack.end() - static_cast<std::ptrdiff_t>(schema.arguments().size())) {
     for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
       if (!next_[static_cast<std::ptrdiff_t>(i)].isTensor()) continue;
-      const auto place = next_[static_cast<std::ptrdiff_t>(i)].toTensor().device();
+      const c10::Argument& argument = schema.arguments()[i];
+      const Tensor& given = next_[static_cast<std::ptrdiff_t>(i)].toTensor();
+      TORCH_CHECK(given.defined(), argument.name(), " is expected to be a tensor; got None");
+      const auto place = given.device();
       if (!device_) device_ = place;
-      TORCH_CHECK(place == *device_, schema.arguments()[i].name(), " is expected to be on ",
-                  *device_, "; got ", place);
+      TORCH_CHECK(place == *device_, argument.name(), " is expected to be on ", *device_, "; got ",
+                  place);
+      const bool written = argument.alias_info() && argument.alias_info()->isWrite();
+      TORCH_CHECK(!written || at::has_internal_overlap(given) != at::MemOverlap::Yes,
+                  argument.name(),
+                  " is expected to have a place for each element, as it is written;",
+                  " got strides ", given.strides());
     }
   }
   at::Device device() const { return *device_; }

@@ -71,6 +71,7 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
                    {kv_cache.size(0), page, width});
     expect(page >= 1, "kv_cache", "[pages, page, width] with a token in each page",
            kv_cache.sizes());
+    expect_contiguous_rows(kv_cache, "kv_cache");
     expect_shape(block_table, "block_table", "[B, blocks]", {B, block_table.size(1)});
     expect_shape(seq_lens, "seq_lens", "[B]", {B});
     expect(1 <= value_dim && value_dim <= width, "value_dim", "between 1 and the width of q",

@@ -36,6 +36,7 @@ inline void check_cache(const Tensor& cache, std::optional<std::int64_t> width,
   expect_shape(cache, "kv_cache", bytes ? "[pages, page, 656] in bytes" : "[pages, page, width]",
                {cache.size(0), cache.size(1),
                 bytes ? reference::kTokenBytes : width.value_or(cache.size(2))});
+  expect_contiguous_rows(cache, "kv_cache");
   expect_kv_scale(kv_scale, cache);
 }
 

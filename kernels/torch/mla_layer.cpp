@@ -33,8 +33,10 @@ struct Projections {
     expect_shape(kv_b, "kv_b", "[heads (nope + values), latent]", {H * (dn + dv), dc});
     expect_shape(o_proj, "o_proj", "[hidden, heads values]", {width, H * dv});
     for (const auto& [weight, argument] :
-         {std::pair{qkv_a, "qkv_a"}, {q_b, "q_b"}, {kv_b, "kv_b"}, {o_proj, "o_proj"}})
+         {std::pair{qkv_a, "qkv_a"}, {q_b, "q_b"}, {kv_b, "kv_b"}, {o_proj, "o_proj"}}) {
       expect_float(weight, argument);
+      expect_contiguous_rows(weight, argument);
+    }
   }
 
   reference::MlaProjected<float> projected() const {
@@ -145,6 +147,7 @@ struct Absorbing {
   void put_into(kernels::MlaWeights& w) const {
     const auto put = [](const Tensor& weight, const MaybeTensor& scale, auto& plain, auto& scaled,
                         const char* argument) {
+      expect_contiguous_rows(weight, argument);
       if (scale) {
         scaled = {view_of<const kernels::E4m3, 3>(weight, argument),
                   view_of<const float, 3>(*scale, argument)};
@@ -176,6 +179,12 @@ struct Requests {
     expect_shape(query_start_loc, "query_start_loc", "[B + 1]", {B + 1});
     expect(query_start_loc || (B > 0 && T % B == 0), tokens, "of as many tokens for each request",
            T);
+  }
+  /// Checks the values of indices on the CPU, before anything is written to the cache.
+  void check_host(const Tensor& cache) const {
+    for_each(cache.size(1), [&](auto, auto, auto L, auto place) {
+      for (std::int64_t i = 0; i < L; ++i) place(cache, i);
+    });
   }
   /// Calls body(begin, end, L, place) for each request: it has new tokens begin ... end - 1 and a
   /// context of L tokens, of which token i is cached in place(cache, i).
@@ -231,6 +240,7 @@ Array<float, 3> attended(const reference::MlaProjected<float>& p,
                          const reference::MlaUpWeights<float>& up, const Requests& requests,
                          const Tensor& slots, const Tensor& cache, const MaybeTensor& kv_scale,
                          double softmax_scale) {
+  requests.check_host(cache);
   store(at::cat({tensor_of(p.latent), tensor_of(p.k_pe)}, 1), indices_of<1>(slots, "slots"), cache,
         kv_scale, true);
   const std::int64_t T = requests.T, H = up.w_kc.extent(0), dv = up.w_vc.extent(2);
@@ -397,8 +407,10 @@ padded_mla_layer(Tensor hidden, Tensor positions, Tensor slots, Tensor(a!) k_cac
     expect_rank(kv_b, "kv_b", 2);
     expect(k_cache.size(1) >= 1 && k_cache.size(2) >= 1, "k_cache",
            "[pages, page, heads, width] with a token in each page, and a head", k_cache.sizes());
-    for (const auto& [cache, name] : {std::pair(k_cache, "k_cache"), std::pair(v_cache, "v_cache")})
+    for (const auto& [cache, name] : {std::pair(k_cache, "k_cache"), {v_cache, "v_cache"}}) {
       expect_type(cache, hidden.scalar_type(), name);
+      expect_contiguous_rows(cache, name);
+    }
     expect_shape(v_cache, "v_cache", "[pages, page, heads, width]", k_cache.sizes());
     const Projections layer = projections();
     expect(layer.dn > 0 && layer.dv > 0, "q_b, kv_b", "of more rows a head", q_b.sizes());
@@ -410,6 +422,7 @@ padded_mla_layer(Tensor hidden, Tensor positions, Tensor slots, Tensor(a!) k_cac
 
   Tensor cpu() const {
     check();
+    requests().check_host(k_cache);
     const Projections layer = projections();
     const auto p = layer.projected();
     const std::int64_t width = k_cache.size(3), T = layer.T, H = layer.H;

@@ -1,4 +1,6 @@
 // torch.ops.lockstep.causal_conv1d and ssd_prefill: schemas in operators.md.
+#include <climits>
+
 #include "kernels/torch/operator.hpp"
 #include "kernels/torch/prefill_arguments.hpp"
 #include "reference/recurrent/causal_conv1d.hpp"
@@ -163,6 +165,7 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
     expect(chunk_size >= 1, "chunk_size", "at least 1", chunk_size);
     expect(boundary_states.has_value() == (boundary_every > 0), "boundary_every",
            "at least 1 with boundary_states, and 0 without", boundary_every);
+    expect(boundary_every <= INT_MAX, "boundary_every", "a number of 32 bits", boundary_every);
     expect(!boundary_states || !rows().padded, "boundary_states", "absent in a padded batch",
            "given");
     check_boundary_rows(boundary_states, batch_rows());
@@ -242,16 +245,20 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
   Tensor cuda() const {
     check();
     const Tensor out = result_like(x), types = state_or_float(state, x);
+    // A padded batch whose rows lie unevenly is copied: the copies live until the launch.
+    const Tensor px = rows().packed(x), pdt = rows().packed(dt), pB = rows().packed(B),
+                 pC = rows().packed(C);
+    const MaybeTensor pz = rows().packed(z);
     with_types(x, types, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       const auto tokens = [&](const Tensor& tensor, const char* argument) {
         expect_type(tensor, x.scalar_type(), argument);
-        return view_of<const T, 3>(rows().packed(tensor), argument);
+        return view_of<const T, 3>(tensor, argument);
       };
-      kernels::SsdPrefill<T, S> in{.x = tokens(x, "x"),
-                                   .dt = mixed<2>(rows().packed(dt), "dt"),
+      kernels::SsdPrefill<T, S> in{.x = tokens(px, "x"),
+                                   .dt = mixed<2>(pdt, "dt"),
                                    .A = mixed<1>(A, "A"),
-                                   .B = tokens(B, "B"),
-                                   .C = tokens(C, "C"),
+                                   .B = tokens(pB, "B"),
+                                   .C = tokens(pC, "C"),
                                    .out = view_of<T, 3>(rows().packed(out), "out"),
                                    .state = maybe_view<S, 4>(state, types.scalar_type(), "state"),
                                    .D = mixed<2>(wide_D(), "D"),
@@ -263,7 +270,7 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
                                    .boundary_states = maybe_view<S, 4>(
                                        boundary_states, types.scalar_type(), "boundary_states"),
                                    .boundary_every = boundary_every};
-      if (z) in.z = tokens(*z, "z");
+      if (pz) in.z = tokens(*pz, "z");
       Tensor workspace;
       if (const std::int64_t bytes = kernels::prefill_workspace(in); bytes > 0) {
         workspace = at::empty({bytes}, x.options().dtype(at::kByte));

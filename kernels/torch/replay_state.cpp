@@ -61,14 +61,21 @@ void check_flush(const StateSlots& slots, const Tensor& counts, const Tensor& ta
   expect_type(targets, at::kInt, "targets");
   expect_shape(targets, "targets", "[N]", {counts.size(0)});
 }
-void check_host_flush(const StateSlots& slots, const Tensor& counts, const Tensor& targets,
+void check_host_flush(StateSlots slots, const Tensor& counts, const Tensor& targets,
                       std::int64_t slot_count, std::int64_t L) {
-  check_host_slots({.tokens = counts.size(0), .slots = slots}, slot_count, true);
-  host_slots(targets, "targets", slot_count);
+  slots.out_indices = host_slots(targets, "targets", slot_count);
+  check_host_slots({.tokens = counts.size(0), .slots = slots}, slot_count, false);
   const IndexView count = indices_of<1>(counts, "counts");
   for (std::int64_t row = 0; row < count.extent(0); ++row)
     expect(0 <= count(row) && count(row) <= L, "counts", "0 to the ring's length", count(row));
 }
+
+#ifdef LOCKSTEP_HAS_CUDA
+/// The targets of a flush for its kernel, to which every number from 0 on is a slot.
+Tensor targets_without_padding(const Tensor& targets, std::int64_t pad_slot_id) {
+  return pad_slot_id < 0 ? targets : targets.masked_fill(targets.eq(pad_slot_id), -1);
+}
+#endif
 
 // --- Mamba2 -------------------------------------------------------------------------------------
 
@@ -260,10 +267,11 @@ selective_state_ring_flush(Tensor(a!) state, Tensor ring_x, Tensor ring_B, Tenso
 #ifdef LOCKSTEP_HAS_CUDA
   void cuda() const {
     check();
+    const Tensor to = targets_without_padding(targets, pad_slot_id);
     with_ring_types(ring_x, state, [&]<class S>(TypeOf<S>) {
       kernels::selective_state_ring_flush<S>(ring().views<S>(), mixed<1>(A, "A"),
                                              indices_of<1>(counts, "counts"),
-                                             indices_of<1>(targets, "targets"), slots(), stream());
+                                             indices_of<1>(to, "targets"), slots(), stream());
     });
   }
 #endif
@@ -451,9 +459,10 @@ gated_delta_rule_ring_flush(Tensor(a!) state, Tensor ring_k, Tensor ring_k_scale
 #ifdef LOCKSTEP_HAS_CUDA
   void cuda() const {
     check();
+    const Tensor to = targets_without_padding(targets, pad_slot_id);
     with_ring_types(ring_k, state, [&]<class S>(TypeOf<S>) {
       kernels::gated_delta_rule_ring_flush<S>(ring().views<S>(), indices_of<1>(counts, "counts"),
-                                              indices_of<1>(targets, "targets"), slots(), stream());
+                                              indices_of<1>(to, "targets"), slots(), stream());
     });
   }
 #endif

@@ -241,10 +241,16 @@ def mamba_ring_cases(data):
                "dt_softplus": True, "dt_max": 1.0}
 
 
+def flush_rows(data):
+    """Flushes into the row's own slot and into another one, of a row of padding, and to the number of padding."""
+    slots = [slot for slot in data.order if slot > 0]
+    return dict(counts=data.ints([3, 5, 0, 16]), state_indices=data.ints([slots[0], 0, *slots[2:4]]),
+                targets=data.ints([slots[0], slots[1], slots[4], 0]), pad_slot_id=0)
+
+
 def mamba_ring_flush_cases(data):
     for state in (torch.float32, torch.bfloat16):
-        yield {**mamba_rings(data, state), "counts": data.ints([3, 5, 0, 16]), "state_indices": data.indices(),
-               "targets": data.ints([data.order[0], data.order[1], data.order[4], -1])}
+        yield {**mamba_rings(data, state), **flush_rows(data)}
 
 
 def delta_rings(data, state):
@@ -269,8 +275,7 @@ def delta_ring_cases(data):
 
 def delta_ring_flush_cases(data):
     for state in (torch.float32, torch.bfloat16):
-        yield {**delta_rings(data, state), "counts": data.ints([3, 5, 0, 16]), "state_indices": data.indices(),
-               "targets": data.ints([data.order[0], data.order[1], data.order[4], -1])}
+        yield {**delta_rings(data, state), **flush_rows(data)}
 
 
 def copy_cases(data):
@@ -711,6 +716,19 @@ def check_own_slots(device):
     expect_bits(found, expected, f"causal_conv1d_update on {device}: {rows} rows without state_indices")
 
 
+def check_rows_apart(device):
+    """A padded batch whose rows lie apart gives the bits of one whose rows follow each other."""
+    for name in ("causal_conv1d", "ssd_prefill"):
+        for case in CASES[name](Data(device, seed=1)):
+            if case.get("context_lengths") is None:
+                continue
+            tokens = {key: torch.cat([x, x], 1)[:, :x.shape[1]] for key, x in case.items()
+                      if torch.is_tensor(x) and x.dim() > 2 and x.shape[:2] == case["x"].shape[:2]}
+            near, apart = copied(case), {**copied(case), **tokens}
+            expected, found = (outcome(x, getattr(torch.ops.lockstep, name)(**x)) for x in (near, apart))
+            expect_bits(found, expected, f"{name} on {device}: rows that lie apart")
+
+
 def check_many_moves(device):
     """More moves than a launch keeps in shared memory, of slots that are sources and targets."""
     data, slots = Data(device, seed=1), 70000
@@ -723,8 +741,14 @@ def check_many_moves(device):
     expect_bits({"state": state}, {"state": expected}, f"state_copy on {device}: {slots} moves")
 
 
-def changed(tensor):
+def changed(tensor, argument):
     """The change of a tensor, and the tensor. Longer by its last element: an operator that takes it reads nothing beyond it."""
+    if argument.type.kind() == "TensorType":
+        yield "None", None
+    if argument.alias_info and argument.alias_info.is_write and len(tensor) > 1:
+        yield "overlap", tensor[:1].expand_as(tensor)
+    if argument.name == "seq_lens" and tensor.device.type == "cpu":
+        yield "values", tensor + 2**20
     for dim, size in enumerate(tensor.shape):
         if size:
             yield dim, torch.cat([tensor, tensor.narrow(dim, size - 1, 1)], dim)
@@ -733,8 +757,11 @@ def changed(tensor):
 
 
 def check_refusals(name, op, case, what):
+    arguments = {argument.name: argument for argument in op.default._schema.arguments}
     for argument, tensor in case.items():
-        for change, other in changed(tensor) if torch.is_tensor(tensor) else ():
+        for change, other in changed(tensor, arguments[argument]) if torch.is_tensor(tensor) else ():
+            if change == "None" and sum(map(torch.is_tensor, case.values())) == 1:
+                continue  # PyTorch's own refusal
             more_rows = argument == "query_start_loc" and not ROW_LISTS & {
                 n for n, x in case.items() if torch.is_tensor(x)}
             if change in FREE[name].get(argument, ()) or (change == 0 and more_rows):
@@ -754,6 +781,26 @@ def check_refusals(name, op, case, what):
             expect_bits(outcome(bad, None), outcome(before, None), where)
 
 
+def check_gaps(op, case, what):
+    """An argument with a gap behind each element gives what it gives without, or is refused by its name."""
+    near = copied(case)
+    expected = outcome(near, op(**near))
+    for argument, tensor in case.items():
+        if not torch.is_tensor(tensor) or tensor.dim() == 0:
+            continue
+        wide = tensor.new_zeros((*tensor.shape, 2))
+        wide[..., 0] = tensor
+        apart = {**copied(case), argument: wide[..., 0]}
+        where = f"{what}: {argument} with gaps"
+        try:
+            result = op(**apart)
+        except (RuntimeError, ValueError) as error:
+            if argument not in re.findall(r"\w+", str(error).split("\n", maxsplit=1)[0]):
+                raise Difference(f"{where} was refused with `{error}`") from error
+        else:
+            expect_near(outcome(apart, result), expected, where)
+
+
 def writes(op, case):
     """Whether any tensor that the schema says is written is given."""
     return any(argument.alias_info and argument.alias_info.is_write and
@@ -771,6 +818,7 @@ def check(name, device, backend):
         before = copied(case)
         check_opcheck(op, case, what)
         check_refusals(name, op, case, what)
+        check_gaps(op, case, what)
         lowered = at_the_ends and writes(op, case)
         check_compile(op, case, what, backend if lowered else "aot_eager")
         if device == "cuda":
@@ -848,6 +896,7 @@ def main():
             check(name, device, backend)
             if device == "cuda" and name in ("selective_state_update", "gated_delta_rule_update"):
                 check_general_kernel(name)
+        check_rows_apart(device)
         check_example(arguments.library, device)
     if "cuda" not in devices:
         print("cuda  there is no GPU: not checked", flush=True)
