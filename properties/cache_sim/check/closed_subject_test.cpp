@@ -439,7 +439,7 @@ TEST_F(Child, handsOutNoStateOfOtherTokens) {
     expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 " + wrong)}),
                 FindingKind::wrong_state_prefix);
   expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 state_tokens=[]")}),
-              FindingKind::wrong_state_prefix, "stands for no tokens, ");
+              FindingKind::wrong_state_prefix, "that stands for no tokens");
   expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 state_tokens=64")}),
               FindingKind::subject_garbled, "state_tokens");
   EXPECT_EQ(played(trace, {labelled("cached=64 state=64 conv=64 salt=")}), "");
