@@ -143,7 +143,7 @@ class Items {
       const auto range = [row](const std::int32_t* starts, std::int64_t stride, int all, int& first,
                                int& count) {
         first = min(max(starts[row * stride], 0), all);
-        count = max(min(starts[(row + 1) * stride], all) - first, 0);
+        count = max(min(starts[(row + 1) * stride], all), first) - first;
       };
       range(p_.query_starts, p_.query_stride, p_.tokens, first_query_, queries_);
       range(p_.key_starts, p_.key_stride, p_.keys, first_key_, keys_);

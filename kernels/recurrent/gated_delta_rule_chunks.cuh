@@ -140,6 +140,7 @@ struct Parameters {
   std::int64_t has_initial_state_stride = 0;
   States state, boundary;
   int boundary_every = 0;
+  int boundary_count = 0;  ///< places of `boundary`
   MixedView<2> g, beta;
   MixedView<1> A_log, dt_bias;
   float scale = 1;
@@ -174,6 +175,10 @@ struct Parameters {
   }
   __device__ bool resumes(int row) const {
     return state.data && (!has_initial_state || has_initial_state[row * has_initial_state_stride]);
+  }
+  /// Whether `boundary` has the place; a state without one is not stored.
+  __device__ bool has_boundary(int place) const {
+    return 0 <= place && place < boundary_count;
   }
   /// The number of leading chunks, of a row's `chunks`, whose outputs its followers compute.
   __device__ int led(int chunks) const {
@@ -1149,7 +1154,8 @@ struct Chain {
       const auto reaches = [&](int chunk) {
         if (every == 0 || --left > 0 || (chunk + 1) * kChunk > piece.tokens.size) return kNowhere;
         left = every;
-        return boundary++;
+        const int number = boundary++;
+        return kStretches || b.p.has_boundary(number) ? number : kNowhere;
       };
       if (piece.chunks > 0) begin<false>(piece, 0, n, kNowhere);
       int chunk = 0;

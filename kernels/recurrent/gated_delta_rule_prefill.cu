@@ -138,8 +138,10 @@ __global__ void __launch_bounds__(kWarps * 32)
     }
     rows.products(sums, q);
     write(token, sums);
-    if (p.boundary.data && (t + 1) % p.boundary_every == 0)
-      rows.store(p.boundary, boundary + (t + 1) / p.boundary_every, head);
+    if (p.boundary.data && (t + 1) % p.boundary_every == 0) {
+      const int number = boundary + (t + 1) / p.boundary_every;
+      if (p.has_boundary(number)) rows.store(p.boundary, number, head);
+    }
   }
   if (p.state.data && (tokens.size > 0 || !p.resumes(row))) rows.store(p.state, slot, head);
 }
@@ -462,6 +464,7 @@ void gated_delta_rule_prefill(const GatedDeltaRulePrefill<T, S>& in, cudaStream_
                  {count, HV, V, K});
     p.boundary = states_of(*in.boundary_states);
     p.boundary_every = static_cast<int>(std::min<std::int64_t>(in.boundary_every, INT_MAX));
+    p.boundary_count = static_cast<int>(std::min<std::int64_t>(count, INT_MAX));
   }
   p.g = x.g;
   p.beta = x.beta;

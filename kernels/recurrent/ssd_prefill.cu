@@ -64,6 +64,10 @@ struct Common {
     return fminf(fmaxf(d, dt_min), dt_max);
   }
   __device__ float bias(int h) const { return dt_bias ? at(dt_bias, h) : 0.0f; }
+  /// Whether `boundary` has the place; a state without one is not stored.
+  __device__ bool has_boundary(int place) const {
+    return 0 <= place && place < boundary.extents[0];
+  }
 };
 
 // --- Chunked -------------------------------------------------------------------------------------
@@ -376,7 +380,7 @@ class Block {
         const int tokens = (c + 1) * kChunk, from_start = item.offset + tokens;
         if (every && from_start % every == 0 && tokens <= item.row.size) {
           const int slot = first + from_start / every;
-          if (!L::kStatesAlone || slot < p_.segments)
+          if (L::kStatesAlone ? slot < p_.segments : p_.all.has_boundary(slot))
             store_state(S, L::kStatesAlone ? p_.kept : p_.all.boundary, slot, item, part);
         }
       }
@@ -1057,7 +1061,10 @@ __global__ void __launch_bounds__(kScanThreads) ssd_scan_kernel(const __grid_con
       if (p.gated) y *= silu(to_float(p.z(t, h, own)));
       p.out(t, h, own) = from_float<T>(y);
     }
-    if (every && (i + 1) % every == 0) store(p.all.boundary, boundary + (i + 1) / every - 1);
+    if (every && (i + 1) % every == 0) {
+      const int place = boundary + (i + 1) / every - 1;
+      if (p.all.has_boundary(place)) store(p.all.boundary, place);
+    }
   }
   if (row.target != kNowhere) store(p.all.state, row.target);
 }
@@ -1308,7 +1315,7 @@ void ssd_prefill(const SsdPrefill<T, S>& in, cudaStream_t stream) {
   all.heads_per_group = static_cast<int>(H / G);
   if (in.state) all.state = *in.state;
   if (in.boundary_states) all.boundary = *in.boundary_states;
-  all.boundary_every = static_cast<int>(in.boundary_every);
+  all.boundary_every = static_cast<int>(std::min<std::int64_t>(in.boundary_every, INT_MAX));
 
   const char* const missing = no_chunks(in);
   const bool chunks_alone =

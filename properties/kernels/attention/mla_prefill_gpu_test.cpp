@@ -4,6 +4,9 @@
 
 #include <gmock/gmock.h>
 
+#include <climits>
+#include <cmath>
+
 #include "kernels/attention/merge_attention.hpp"
 #include "kernels/attention/mla_decode.hpp"
 #include "properties/support/gpu.hpp"
@@ -180,6 +183,22 @@ TYPED_TEST(MlaPrefillGpu, noKeyGivesZeroAndMinusInfinity) {
     expect_agreement<TypeParam>(
         {.queries = {0, 7, 130, 0, 3}, .keys = {0, 0, 140, 9, 0}, .causal = causal}, 3);
   expect_agreement<TypeParam>({.queries = {4}, .keys = {0}}, 4);
+}
+
+// A range whose end is further below its begin than an int counts is as empty as any that is none.
+TYPED_TEST(MlaPrefillGpu, aRangeThatIsNoneIsEmpty) {
+  const Question question{.queries = {8}, .keys = {8}};
+  const Inputs in(question, 7);
+  Device<TypeParam> device(in);
+  device.query_starts.set({5, INT_MIN});
+  device.run(question);
+  finish();
+  for (const float x : device.out.host()) EXPECT_TRUE(std::isnan(x)) << "no query, but written";
+  device.query_starts.set({0, 8});
+  device.key_starts.set({5, INT_MIN});
+  device.run(question);
+  finish();
+  for (const float x : device.out.host()) EXPECT_EQ(x, 0.0f) << "no key";
 }
 
 // More rows than a warp has lanes, and more items than blocks.

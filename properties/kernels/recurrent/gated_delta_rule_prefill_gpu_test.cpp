@@ -3,6 +3,9 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "properties/kernels/recurrent/gated_delta_inputs.hpp"
 #include "reference/base/philox.hpp"
 #include "reference/recurrent/gated_delta_rule.hpp"
@@ -372,6 +375,26 @@ TEST_F(GatedDeltaRulePrefillCuts, fewHeadsOfALongRowRunInSegments) {
   EXPECT_TRUE(same_bits(automatic.out, again.out));
   EXPECT_TRUE(same_bits(automatic.state, again.state));
   EXPECT_FALSE(same_bits(automatic.state, whole.state));
+}
+
+// The last row's boundary states have no place, nor have two of the second's.
+TEST_F(GatedDeltaRulePrefillCuts, boundaryStatesWithoutAPlaceAreNotStored) {
+  const Batch batch = with_lengths(14, {300, 200, 130});  // of 4, 3 and 2 boundaries
+  const Inputs inputs(batch, {1, 2, 128, 128}, 14);
+  for (const PrefillForm form : kForms) {
+    const Question question{.form = form, .boundary_every = 64};
+    Device<float> all(inputs, batch, question), some(inputs, batch, question);
+    all.run();
+    auto in = some.arguments();
+    in.boundary_states = cut(*in.boundary_states, 0, 5);
+    kernels::gated_delta_rule_prefill<Bf16, float>(in, nullptr);
+    finish();
+    EXPECT_TRUE(same_bits(some.state, all.state));
+    const auto kept = some.boundary.elements(), stored = all.boundary.elements();
+    const auto end = kept.begin() + 5L * 2 * 128 * 128;
+    EXPECT_TRUE(std::equal(kept.begin(), end, stored.begin()));
+    EXPECT_TRUE(std::all_of(end, kept.end(), [](float x) { return std::isnan(x); }));
+  }
 }
 
 class GatedDeltaRulePrefillArguments : public GpuTest {};

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "properties/kernels/recurrent/prefill_rows.hpp"
@@ -350,6 +351,29 @@ TEST_F(GpuTest, ssdPrefillResumedAtAChunkGivesTheSameBits) {
     EXPECT_TRUE(same_bits(resumed.state, uncut.state));
     EXPECT_TRUE(same_bits(contiguous(lockstep::cut(resumed.out.host().view(), 0, 300)),
                           contiguous(lockstep::cut(uncut.out.host().view(), 0, 300))));
+  }
+}
+
+// The last row's boundary states have no place, and one of the first row's.
+TEST_F(GpuTest, ssdPrefillStoresNoBoundaryStateWithoutAPlace) {
+  const PrefillRows rows({300, 130}, 14, false);  // of 4 and 2 boundaries
+  for (const PrefillKernel kernel :
+       {PrefillKernel::chunked, PrefillKernel::segments, PrefillKernel::sequential}) {
+    const Question question{.every = 64, .kernel = kernel};
+    const Inputs inputs(rows, {2, 1, 64, 128}, question, 14);
+    Device<Bf16, float> all(inputs, rows, question), some(inputs, rows, question);
+    all.run(question);
+    auto in = some.arguments(question);
+    in.boundary_states = cut(*in.boundary_states, 0, 3);
+    DeviceTensor<unsigned char, 1> workspace(Shape<1>{kernels::prefill_workspace(in)});
+    in.workspace = workspace.view();
+    kernels::ssd_prefill<Bf16, float>(in, nullptr);
+    finish();
+    EXPECT_TRUE(same_bits(some.state, all.state));
+    const auto kept = some.boundary.elements(), stored = all.boundary.elements();
+    const auto end = kept.begin() + 3L * 2 * 64 * 128;
+    EXPECT_TRUE(std::equal(kept.begin(), end, stored.begin()));
+    EXPECT_TRUE(std::all_of(end, kept.end(), [](float x) { return std::isnan(x); }));
   }
 }
 
