@@ -129,7 +129,8 @@ inline std::int64_t piece_end(std::int64_t begin, std::int64_t size, std::int64_
 }
 
 /// Prefill. piece(tokens, head, state) advances the state over a range of packed tokens and writes
-/// their outputs. `shape` is [H, R, C] of a state, for runs without a pool.
+/// their outputs; heads of a row run side by side. `shape` is [H, R, C] of a state, for runs
+/// without a pool.
 template <class S, class Piece>
 void run_prefill(const Rows& rows, const Shape<3>& shape, std::int64_t piece_size,
                  const std::optional<TensorView<S, 4>>& state,

@@ -150,14 +150,16 @@ constexpr std::int64_t kChunk = 64;
 template <class S>
 void run_wrong(const Case& c, PrefillHost<S>& host, const reference::GatedDeltaRuleInputs<S>& in,
                std::string_view mistake, Array<S, 3>& out) {
-  std::map<std::pair<std::int64_t, std::int64_t>, Matrix<S>> initial;  // by row and head
-  run_prefill<S>(in.rows, reference::gated_delta_detail::state_shape(in), 1, host.state.view(), {},
+  const Shape<3> shape = reference::gated_delta_detail::state_shape(in);
+  std::vector<Matrix<S>> initial(static_cast<std::size_t>(shape[0]));  // of the row, by head
+  run_prefill<S>(in.rows, shape, 1, host.state.view(), {},
                  [&](const RowRange& tokens, std::int64_t h, Matrix<S>& s) {
                    const std::int64_t t = tokens.begin;
                    const CaseToken& token = c.tokens[static_cast<std::size_t>(t)];
                    if (mistake == "no-delta") return wrong_step(mistake, in, t, h, s, out.view());
-                   if (token.position == 0) initial[{token.row, h}] = s;
-                   if (token.position % kChunk == 0) s = initial[{token.row, h}];
+                   Matrix<S>& of_head = initial[static_cast<std::size_t>(h)];
+                   if (token.position == 0) of_head = s;
+                   if (token.position % kChunk == 0) s = of_head;
                    reference::gated_delta_detail::step(in, t, h, s, out.view());
                  });
 }
