@@ -64,9 +64,9 @@ struct Common {
     return fminf(fmaxf(d, dt_min), dt_max);
   }
   __device__ float bias(int h) const { return dt_bias ? at(dt_bias, h) : 0.0f; }
-  /// Whether `boundary` has the place; a state without one is not stored.
-  __device__ bool has_boundary(int place) const {
-    return 0 <= place && place < boundary.extents[0];
+  /// Places of `boundary` from this one on. A state without a place is not stored.
+  __device__ std::int64_t boundaries_from(int place) const {
+    return boundary.extents[0] - static_cast<unsigned>(place);
   }
 };
 
@@ -333,12 +333,15 @@ class Block {
       // The state after i * every tokens of the row is stored under number first + i: of the
       // boundary states (i >= 1), or of the states before segments (i >= 0).
       int first = 0;
+      int end = item.row.size;  // the last token of the item whose state is stored so
       if constexpr (L::kStatesAlone) {
         first = segments_before(item.row_number);
         if (item.row.source != kNowhere && first < p_.segments)
           store_state(S, p_.kept, first, item, part);
       } else if (every) {
         first = p_.all.rows.boundaries_before(item.row_number, every) - 1;
+        const std::int64_t last = p_.all.boundaries_from(first + 1) * every - item.offset;
+        if (last < end) end = static_cast<int>(max(last, std::int64_t{0}));
       }
       const auto decay_of = [&](const Step& at) {
         barrier_wait(loaded(at.stage), at.parity);
@@ -378,9 +381,9 @@ class Block {
         arrive_of_warp(taken(group), lane);
         if (++group == L::kOutputGroups) group = 0, group_parity ^= 1;
         const int tokens = (c + 1) * kChunk, from_start = item.offset + tokens;
-        if (every && from_start % every == 0 && tokens <= item.row.size) {
+        if (every && from_start % every == 0 && tokens <= end) {
           const int slot = first + from_start / every;
-          if (L::kStatesAlone ? slot < p_.segments : p_.all.has_boundary(slot))
+          if (!L::kStatesAlone || slot < p_.segments)
             store_state(S, L::kStatesAlone ? p_.kept : p_.all.boundary, slot, item, part);
         }
       }
@@ -1063,7 +1066,7 @@ __global__ void __launch_bounds__(kScanThreads) ssd_scan_kernel(const __grid_con
     }
     if (every && (i + 1) % every == 0) {
       const int place = boundary + (i + 1) / every - 1;
-      if (p.all.has_boundary(place)) store(p.all.boundary, place);
+      if (p.all.boundaries_from(place) > 0) store(p.all.boundary, place);
     }
   }
   if (row.target != kNowhere) store(p.all.state, row.target);
