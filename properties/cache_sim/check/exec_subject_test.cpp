@@ -370,6 +370,8 @@ TEST_F(ExecSubject, garbageIsAFindingThatQuotesIt) {
   expect_finding(failure("echo cached=99999999999999999999"), FindingKind::subject_garbled,
                  "64 bits");
   expect_finding(failure("echo cached=4 cached=5"), FindingKind::subject_garbled, "twice");
+  expect_finding(failure("echo cached=4 speed=5"), FindingKind::subject_garbled,
+                 "state, violation=, wrong=, raised=, state_tokens=, conv_tokens=");
 }
 
 TEST_F(ExecSubject, aMissingFieldIsGarbage) {

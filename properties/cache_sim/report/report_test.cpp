@@ -1201,7 +1201,7 @@ TEST(Report, badInputIsAnErrorAndWritesNothing) {
       {"", "empty"},
       {"# run: lockstep replay %s --sideways 1\ncheck\n",
        "bad.trace:1: there is no option --sideways"},
-      {"# run: lockstep explore\ncheck\n", "bad.trace:1: a report runs"},
+      {"# run: lockstep explore\ncheck\n", "bad.trace:1: a # run: line that is"},
       {"# run: lockstep replay %s --defect nobody:knows\ncheck\n", "nobody:knows"},
       {"# run: lockstep replay %s --subject nobody\ncheck\n", "nobody"},
       {"# finds: leak\ncheck\n", "bad.trace:1:"},
