@@ -285,13 +285,6 @@ TEST(Program, readsATraceWithoutItsLastNewline) {
   }
 }
 
-TEST(BadInputOfTheProgram, aTraceIsNoLog) {
-  const ScratchFolder folder;
-  const std::string file = folder.write("x.trace", kGood);
-  EXPECT_EQ(run_program({"check-log", file}).err,
-            "lockstep: " + file + ": a trace is no log; `lockstep replay` plays it\n");
-}
-
 // Commands in Python are refused with our sentence where the package is missing, not with Python's
 // error.
 TEST(BadInputOfTheProgram, nightlyWithoutThePythonPackageIsASentence) {
