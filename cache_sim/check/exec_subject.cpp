@@ -79,6 +79,7 @@ constexpr std::string_view kOfItself[] = {
     "violation=", "wrong=", "raised=", "state_tokens=", "conv_tokens=", "cached_tokens=", "salt="};
 constexpr std::string_view kViolation = kOfItself[0], kWrong = kOfItself[1], kRaised = kOfItself[2],
                            kSalt = kOfItself[6];
+constexpr std::size_t kOfAnyAnswer = 3;  // the others are of answers to admit and match
 
 /// An answer as it was read: the fields of the reply, and the other fields that a child can send.
 struct Answer {
@@ -326,7 +327,10 @@ Result<Reply> ExecSubject::apply(const Operation& operation) {
 /// Turns an answer into a reply and the findings that the child reports about itself. The error is
 /// an answer that cannot be understood.
 Result<Reply> ExecSubject::read(const Operation& operation, const Answer& answer) {
-  Result<Reply> reply = parse_reply(answer.reply, operation.verb);
+  const bool has_labels = operation.verb == Verb::admit || operation.verb == Verb::match;
+  Result<Reply> reply =
+      parse_reply(answer.reply, operation.verb,
+                  std::span(kOfItself).first(has_labels ? std::size(kOfItself) : kOfAnyAnswer));
   if (answer.violation) {
     findings_.push_back({FindingKind::broken_invariant,
                          fmt::format("{} says after `{}`: {}", name_, to_string(operation.verb),

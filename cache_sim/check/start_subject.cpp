@@ -97,6 +97,8 @@ std::int64_t kv_total(const RunOptions& options) {
 }
 
 Started start_closed(const std::string& name, const RunOptions& options) {
+  if (name.find_first_not_of(" \t\n", 5) == std::string::npos)
+    return fail(fmt::format("subject `{}` names no command, as exec:COMMAND does", name));
   auto child = start_child({.command = name.substr(5),
                             .config = options.config,
                             .timeout = options.timeout,

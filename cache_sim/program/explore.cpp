@@ -123,21 +123,16 @@ std::vector<std::string> still_there(const std::string& folder, bool allow_exec)
       continue;
     }
     for (const RunDirective& directive : trace->runs) {
-      const auto not_replayed = [&](const Error& why) {
-        note("{}:{}: not replayed: {}\n", file, directive.line, why.text);
-      };
-      std::vector<std::string> words = directive_words(directive, file);
-      if (!directive.finds || words.empty() || words.front() != "replay") continue;
-      words.erase(words.begin());
-      const auto requests = read_run_line(words, allow_exec);
+      if (!directive.finds) continue;
+      const auto requests = requests_of(directive, file, run_line_reader(allow_exec));
       if (!requests) {
-        not_replayed(requests.error());
+        note("not replayed: {}\n", requests.error().text);
         continue;
       }
       for (const ReplayRequest& request : *requests) {
         const Result<ReplayOutcome> outcome = replay(request);
         if (!outcome)
-          not_replayed(outcome.error());
+          note("not replayed: {}\n", outcome.error().text);
         else if (!outcome->run->findings().empty())
           there.push_back(file);
       }
@@ -155,18 +150,15 @@ std::vector<CorpusTrace> corpus_in(const std::string& folder) {
   if (folder.empty()) return corpus;
   for (const std::string& file : traces_in(folder)) {
     Result<Trace> trace = read_trace(file);
-    std::vector<std::string> words;
-    if (trace && !trace->runs.empty()) words = directive_words(trace->runs.front(), file);
-    if (words.empty() || words.front() != "replay") {
-      note("not in the corpus: {}\n",
-           trace ? file + " has no line `# run: lockstep replay %s`" : trace.error().text);
-      continue;
-    }
-    words.erase(words.begin());
-    const auto requests = read_run_line(words, true);
-    if (!requests || requests->empty()) {
-      note("not in the corpus: {}: {}\n", file,
-           requests ? "it plays nothing" : requests.error().text);
+    Result<std::vector<ReplayRequest>> requests;
+    if (!trace)
+      requests = tl::unexpected(trace.error());
+    else if (trace->runs.empty())
+      requests = fail(file + " has no line `# run: lockstep replay %s`");
+    else
+      requests = requests_of(trace->runs.front(), file, run_line_reader(true));
+    if (!requests) {
+      note("not in the corpus: {}\n", requests.error().text);
       continue;
     }
     corpus.push_back({requests->front().subjects, std::move(*trace), {}});
@@ -289,12 +281,6 @@ Result<std::string> search_page(const Json& search, const RunOptions& run,
   return runs_page(document);
 }
 
-Result<std::chrono::milliseconds> duration(const std::string& text, const char* option) {
-  const Result<Nanoseconds> time = parse_time(text);
-  if (!time) return fail(fmt::format("{}: {}", option, time.error().text));
-  return std::chrono::milliseconds(std::max<Nanoseconds>(1, *time / 1'000'000));
-}
-
 Result<ExploreOptions> explore_options(const ExploreWords& words, const RunOptions& run,
                                        Progress& progress) {
   ExploreOptions options;
@@ -304,13 +290,13 @@ Result<ExploreOptions> explore_options(const ExploreWords& words, const RunOptio
   options.findings = words.findings;
   options.shrinks = !words.raw;
   if (!words.time.empty()) {
-    const auto time = duration(words.time, "--time");
-    if (!time) return tl::unexpected(time.error());
-    options.time = *time;
+    const Result<Nanoseconds> time = parse_time(words.time);
+    if (!time) return fail("--time: " + time.error().text);
+    options.time = std::chrono::milliseconds(std::max<Nanoseconds>(1, *time / 1'000'000));
     if (!words.limits_traces) options.traces = std::numeric_limits<std::int64_t>::max();
-    options.shrink_time = std::max<std::chrono::milliseconds>(*time, std::chrono::minutes(1));
+    options.shrink_time = std::max(options.time, std::chrono::milliseconds(60'000));
   }
-  const auto limit = duration(words.timeout, "--timeout");
+  const auto limit = read_timeout(words.timeout);
   if (!limit) return tl::unexpected(limit.error());
   options.run.timeout = *limit;
   options.progress = [&progress](const ExploreOptions::Progress& now) {
@@ -494,7 +480,7 @@ int run_explore(const ExploreWords& words) {
 // --- shrink --------------------------------------------------------------------------------------
 
 int run_shrink(ReplayRequest request, const std::string& timeout, const std::string& out) {
-  const auto limit = duration(timeout, "--timeout");
+  const auto limit = read_timeout(timeout);
   if (!limit) return refuse(limit.error());
   request.timeout = *limit;
   const Result<Trace> trace = read_trace(request.file);

@@ -67,17 +67,8 @@ Result<std::vector<cache_sim::ReplayRequest>> requests_of_run_lines(const std::s
   if (!trace) return tl::unexpected(trace.error());
   std::vector<cache_sim::ReplayRequest> all;
   for (const cache_sim::RunDirective& directive : trace->runs) {
-    std::vector<std::string> words = cache_sim::directive_words(directive, file);
-    const auto refuse = [&](const std::string& text) {
-      return fail(fmt::format("{}:{}: {}", file, directive.line, text));
-    };
-    if (words.empty() || words.front() != "replay")
-      return refuse("--run-lines plays `lockstep replay` and nothing else");
-    words.erase(words.begin());
-    Result<std::vector<cache_sim::ReplayRequest>> own = read_run_line(std::move(words), allow_exec);
-    if (!own) return refuse(own.error().text);
-    for (cache_sim::ReplayRequest& run : *own)
-      run.run_line = fmt::format("{}:{}", file, directive.line);
+    auto own = cache_sim::requests_of(directive, file, run_line_reader(allow_exec));
+    if (!own) return tl::unexpected(own.error());
     std::move(own->begin(), own->end(), std::back_inserter(all));
   }
   if (all.empty()) all.emplace_back().file = file;
@@ -86,14 +77,21 @@ Result<std::vector<cache_sim::ReplayRequest>> requests_of_run_lines(const std::s
 
 }  // namespace
 
-Result<std::vector<cache_sim::ReplayRequest>> ReplayOptions::requests() const {
-  const Result<Nanoseconds> limit = parse_time(timeout);
+Result<std::chrono::milliseconds> read_timeout(const std::string& text) {
+  const Result<Nanoseconds> limit = parse_time(text);
   if (!limit) return fail("--timeout: " + limit.error().text);
+  if (*limit == 0) return fail(fmt::format("--timeout: `{}` leaves no time for an answer", text));
+  return std::chrono::milliseconds(std::max<Nanoseconds>(*limit / 1'000'000, 1));
+}
+
+Result<std::vector<cache_sim::ReplayRequest>> ReplayOptions::requests() const {
+  const auto limit = read_timeout(timeout);
+  if (!limit) return tl::unexpected(limit.error());
   std::vector<cache_sim::ReplayRequest> all;
   for (const std::string& file : files) {
     cache_sim::ReplayRequest one = request;
     one.file = file;
-    one.timeout = std::chrono::milliseconds(std::max<Nanoseconds>(*limit / 1'000'000, 1));
+    one.timeout = *limit;
     one.check = check_level(check);
     if (!run_lines) {
       all.push_back(std::move(one));
@@ -134,20 +132,22 @@ void add_allow_exec(Command& command, bool& allow_exec) {
                    "play `# run:` lines of traces that start a program (exec:COMMAND)");
 }
 
-Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words,
-                                                            bool allow_exec) {
-  Command parser("", "lockstep replay");
-  ReplayOptions options;
-  options.add_to(parser);
-  if (const Result<void> read = parser.parse(std::move(words)); !read)
-    return tl::unexpected(read.error());
-  if (options.run_lines) return fail("a # run: line that says --run-lines would never end");
-  for (const std::string& subject : options.request.subjects)
-    if (subject.starts_with("exec:") && !allow_exec)
-      return fail(fmt::format(
-          "its # run: line starts a program (`{}`), which is done only with --allow-exec",
-          lockstep::printable(subject)));
-  return options.requests();
+cache_sim::ReadRunLine run_line_reader(bool allow_exec) {
+  return
+      [=](const std::vector<std::string>& words) -> Result<std::vector<cache_sim::ReplayRequest>> {
+        Command parser("", "lockstep replay");
+        ReplayOptions options;
+        options.add_to(parser);
+        if (const Result<void> read = parser.parse(words); !read)
+          return tl::unexpected(read.error());
+        if (options.run_lines) return fail("a # run: line that says --run-lines would never end");
+        for (const std::string& subject : options.request.subjects)
+          if (subject.starts_with("exec:") && !allow_exec)
+            return fail(fmt::format(
+                "its # run: line starts a program (`{}`), which is done only with --allow-exec",
+                lockstep::printable(subject)));
+        return options.requests();
+      };
 }
 
 }  // namespace lockstep::program

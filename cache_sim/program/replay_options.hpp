@@ -30,6 +30,8 @@ struct ReplayOptions {
   Result<std::vector<cache_sim::ReplayRequest>> requests() const;
 };
 
+/// The time that `--timeout` names, at least a millisecond. The error names the option.
+Result<std::chrono::milliseconds> read_timeout(const std::string& text);
 /// The level that `--check` names.
 cache_sim::CheckLevel check_level(const std::string& word);
 void add_fidelity(Command& command, std::string& word);
@@ -38,8 +40,7 @@ Option* add_check(Command& command, std::string& word);
 /// Parses the words of a `# run:` line after `lockstep replay`, as on the command line. A trace can
 /// come from anybody, so a line that starts a program (exec:COMMAND) is an error that names the
 /// option --allow-exec, unless that option is given.
-Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words,
-                                                            bool allow_exec);
+cache_sim::ReadRunLine run_line_reader(bool allow_exec);
 void add_allow_exec(Command& command, bool& allow_exec);
 
 }  // namespace lockstep::program

@@ -89,9 +89,7 @@ int run_report(const ReportWords& words) {
   while (options.fixtures.size() > 1 && options.fixtures.back() == '/') options.fixtures.pop_back();
   options.fidelity = words.fidelity;
   options.model = words.model;
-  options.read_run_line = [&](std::vector<std::string> run_line) {
-    return read_run_line(std::move(run_line), words.allow_exec);
-  };
+  options.read_run_line = run_line_reader(words.allow_exec);
   // Content about this project alone is left out of a report on a user's own traces.
   if (root && options.fixtures == "fixtures") {
     const Result<void> read = cache_sim::read_contents("fixtures/report.json", options);

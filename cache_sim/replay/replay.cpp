@@ -218,4 +218,17 @@ std::vector<std::string> directive_words(const RunDirective& directive, const st
   return std::move(*words);
 }
 
+Result<std::vector<ReplayRequest>> requests_of(const RunDirective& directive,
+                                               const std::string& file, const ReadRunLine& read) {
+  const std::string place = fmt::format("{}:{}", file, directive.line);
+  std::vector<std::string> words = directive_words(directive, file);
+  if (words.empty() || words.front() != "replay")
+    return fail(place + ": a # run: line that is played is `lockstep replay` and nothing else");
+  words.erase(words.begin());
+  Result<std::vector<ReplayRequest>> requests = read(words);
+  if (!requests) return fail(fmt::format("{}: {}", place, requests.error().text));
+  for (ReplayRequest& request : *requests) request.run_line = place;
+  return requests;
+}
+
 }  // namespace lockstep::cache_sim

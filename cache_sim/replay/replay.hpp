@@ -58,4 +58,12 @@ Result<RunOptions> run_options(const ReplayRequest& request, Config config);
 /// The words of a `# run:` line after `lockstep`, with %s replaced by the file.
 std::vector<std::string> directive_words(const RunDirective& directive, const std::string& file);
 
+/// Parses the words after `lockstep replay`; the program passes its own parser.
+using ReadRunLine =
+    std::function<Result<std::vector<ReplayRequest>>(const std::vector<std::string>& words)>;
+
+/// The requests of a `# run:` line of this file. Errors name the file and the line.
+Result<std::vector<ReplayRequest>> requests_of(const RunDirective& directive,
+                                               const std::string& file, const ReadRunLine& read);
+
 }  // namespace lockstep::cache_sim

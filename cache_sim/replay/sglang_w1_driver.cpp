@@ -28,8 +28,8 @@ class Driver {
     outcome_.prefixes.reserve(workload.requests.size());
   }
 
-  DrivenOutcome run(const DriveProgress& progress) {
-    outcome_.complete = admit_all(progress) && finish_until(request_count());
+  DrivenOutcome run() {
+    outcome_.complete = admit_all() && finish_until(request_count());
     outcome_.decision_digest = digest_.value;
     return std::move(outcome_);
   }
@@ -39,16 +39,14 @@ class Driver {
     return static_cast<std::int64_t>(workload_.requests.size());
   }
 
-  bool admit_all(const DriveProgress& progress) {
+  bool admit_all() {
     for (std::int64_t k = 0; k < request_count(); ++k) {
-      if (progress) progress(k, digest_.value, outcome_.hit_tokens);
       const SglangW1Request& request = workload_.requests[static_cast<std::size_t>(k)];
       // Requests finish first in, first out: the conversation's previous request has finished once
       // all requests up to it have.
       if (!finish_until(std::max(k - kInFlight + 1, request.previous + 1))) return false;
       if (!prefill(request)) return false;
     }
-    if (progress) progress(request_count(), digest_.value, outcome_.hit_tokens);
     return true;
   }
 
@@ -59,7 +57,6 @@ class Driver {
     if (!send(admit_)) return false;
     const std::int64_t cached = reply_->get(ReplyField::cached);
     outcome_.hit_tokens += cached;
-    outcome_.input_tokens += request.prompt_size;
     outcome_.prefixes.push_back(cached);
     digest_.add(static_cast<std::uint64_t>(Event::prefix));
     digest_.add(static_cast<std::uint64_t>(cached));
@@ -117,9 +114,8 @@ class Driver {
 
 }  // namespace
 
-DrivenOutcome drive(const SglangW1& workload, const ApplyOperation& apply,
-                    const DriveProgress& progress) {
-  return Driver(workload, apply).run(progress);
+DrivenOutcome drive(const SglangW1& workload, const ApplyOperation& apply) {
+  return Driver(workload, apply).run();
 }
 
 namespace {

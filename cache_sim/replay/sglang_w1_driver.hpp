@@ -2,23 +2,14 @@
 // recorded for SGLang's own caches, so any subject can be compared with them.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-
 #include "cache_sim/replay/workload_driver.hpp"
 #include "cache_sim/workloads/sglang_w1.hpp"
 
 namespace lockstep::cache_sim {
 
-/// Called before request k is admitted (k = requests.size() before the final drain), with the
-/// digest and the hit tokens so far.
-using DriveProgress =
-    std::function<void(std::int64_t k, std::uint64_t digest, std::int64_t hit_tokens)>;
-
 /// Drives the workload: first in, first out, at most 8 requests in flight, prefill chunks of 1,024
 /// tokens, all outputs in one extend at the finish. The operations of a request are admit, an
 /// extend and a checkpoint for each chunk, an extend of all output tokens but the last, and finish.
-DrivenOutcome drive(const SglangW1& workload, const ApplyOperation& apply,
-                    const DriveProgress& progress = {});
+DrivenOutcome drive(const SglangW1& workload, const ApplyOperation& apply);
 
 }  // namespace lockstep::cache_sim

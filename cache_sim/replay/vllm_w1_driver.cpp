@@ -56,7 +56,6 @@ class OperatedCache {
     if (is_known_[number]) return;
     is_known_[number] = true;
     const VllmW1Request& request = workload_.requests[number];
-    outcome_.input_tokens += request.prompt_size;
     outcome_.hit_tokens += cached_;
     outcome_.prefixes.push_back(cached_);
     digest_.add(cached_);

@@ -28,7 +28,6 @@ struct DriveSession {
 struct DrivenOutcome {
   std::uint64_t decision_digest = 0;
   std::int64_t hit_tokens = 0;
-  std::int64_t input_tokens = 0;
   std::vector<std::int64_t> prefixes;  ///< cached tokens by request, in order of admission
   /// one line for each admission; empty: the request's number and cached tokens
   std::vector<std::string> lines;

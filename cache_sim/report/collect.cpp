@@ -139,21 +139,14 @@ struct PlannedRun {
 
 Result<PlannedRun> plan(const Fixture& fixture, const RunDirective& directive,
                         const ReadRunLine& read_run_line) {
-  const auto refuse = [&](const std::string& text) {
-    return fail(fmt::format("{}:{}: {}", fixture.file, directive.line, text));
-  };
-  std::vector<std::string> words = directive_words(directive, fixture.file);
-  PlannedRun planned{.command = "lockstep"};
-  for (const std::string& word : words) planned.command += " " + shell_quoted(word);
-  if (words.empty() || words.front() != "replay")
-    return refuse("a report runs `lockstep replay` and nothing else");
-  words.erase(words.begin());
-  Result<std::vector<ReplayRequest>> requests = read_run_line(words);
-  if (!requests) return refuse(requests.error().text);
-  if (requests->size() != 1) return refuse("a # run: line replays one file");
-  planned.request = std::move(requests->front());
+  auto requests = requests_of(directive, fixture.file, read_run_line);
+  if (!requests) return tl::unexpected(requests.error());
+  if (requests->size() != 1)
+    return fail(fmt::format("{}:{}: a # run: line replays one file", fixture.file, directive.line));
+  PlannedRun planned{.command = "lockstep", .request = std::move(requests->front())};
+  for (const std::string& word : directive_words(directive, fixture.file))
+    planned.command += " " + shell_quoted(word);
   planned.request.keep_events = true;
-  planned.request.run_line = fmt::format("{}:{}", fixture.file, directive.line);
   return planned;
 }
 

@@ -16,11 +16,6 @@
 
 namespace lockstep::cache_sim {
 
-/// Parses the words of a `# run:` line after `lockstep`; the program passes its own parser of
-/// `lockstep replay`.
-using ReadRunLine =
-    std::function<Result<std::vector<ReplayRequest>>(const std::vector<std::string>& words)>;
-
 /// A finished run, for progress messages.
 struct ReportProgress {
   std::string command;

@@ -12,11 +12,18 @@
 
 namespace lockstep::reference {
 
+/// A file of a checkpoint. The error names it.
+inline Result<std::ifstream> open_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file || std::filesystem::is_directory(path)) return fail(path + ": cannot be read");
+  return file;
+}
+
 /// Reads config.json. Errors name the file.
 inline Result<nlohmann::json> read_config_object(const std::string& path) {
-  std::ifstream file(path);
-  if (!file || std::filesystem::is_directory(path)) return fail(path + ": cannot be read");
-  nlohmann::json object = nlohmann::json::parse(file, nullptr, false);
+  Result<std::ifstream> file = open_file(path);
+  if (!file) return tl::unexpected(file.error());
+  nlohmann::json object = nlohmann::json::parse(*file, nullptr, false);
   if (!object.is_object()) return fail(path + ": is no JSON object");
   return object;
 }

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 #include <bit>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 #include <utility>
+
+#include "reference/models/config_fields.hpp"
 
 namespace lockstep::reference {
 namespace {
@@ -24,9 +24,9 @@ struct Bytes {
 };
 
 Result<Bytes> read_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file || std::filesystem::is_directory(path)) return fail(path + ": cannot be read");
-  std::string all((std::istreambuf_iterator<char>(file)), {});
+  Result<std::ifstream> file = open_file(path);
+  if (!file) return tl::unexpected(file.error());
+  std::string all((std::istreambuf_iterator<char>(*file)), {});
   if (all.size() < 8) return fail(path + ": is shorter than the 8 bytes of a header's size");
   std::uint64_t size = 0;
   for (int i = 7; i >= 0; --i)

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
-#include <span>
 #include <variant>
 
 #include "reference/base/overloaded.hpp"
@@ -627,16 +625,17 @@ std::optional<ReplyField> reply_field_from(std::string_view name) {
 
 namespace {
 
-std::string names_of(Verb verb) {
-  std::string names;
+std::vector<std::string_view> names_of(Verb verb) {
+  std::vector<std::string_view> names;
   for (const ReplyField field : kPrinted)
-    if (may_answer(verb, field)) names.append(names.empty() ? "" : ", ").append(to_string(field));
+    if (may_answer(verb, field)) names.push_back(to_string(field));
   return names;
 }
 
 }  // namespace
 
-Result<Reply> parse_reply(std::string_view text, Verb verb) {
+Result<Reply> parse_reply(std::string_view text, Verb verb,
+                          std::span<const std::string_view> besides) {
   const Result<Line> line = parse_line(text == "ok" ? "" : text, false);
   if (!line) return tl::unexpected(line.error());
   Reply reply;
@@ -651,9 +650,12 @@ Result<Reply> parse_reply(std::string_view text, Verb verb) {
     }
     if (key.starts_with("x_")) continue;
     const std::optional<ReplyField> field = reply_field_from(key);
-    if (!field || !may_answer(verb, *field))
+    if (!field || !may_answer(verb, *field)) {
+      std::vector<std::string_view> names = names_of(verb);
+      names.insert(names.end(), besides.begin(), besides.end());
       return fail(fmt::format("an answer to {} has no field `{}`; it has {}", to_string(verb),
-                              key.substr(0, 60), names_of(verb)));
+                              key.substr(0, 60), fmt::join(names, ", ")));
+    }
     const Result<std::int64_t> number = parse_integer(value, 0, kMostInteger);
     if (!number) return fail(fmt::format("field {}: {}", key, number.error().text));
     reply.set(*field, *number);

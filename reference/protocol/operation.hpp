@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -297,7 +298,8 @@ std::string operation_form(const Operation& operation);
 
 /// Parses a child's answer. `verb` decides which fields it must carry and which it may. Any other
 /// field is an error, so that a misspelt field does not pass for a missing one; fields named
-/// `x_NAME` are ignored.
-Result<Reply> parse_reply(std::string_view text, Verb verb);
+/// `x_NAME` are ignored. The error lists the fields, and `besides`, which the caller has read.
+Result<Reply> parse_reply(std::string_view text, Verb verb,
+                          std::span<const std::string_view> besides = {});
 
 }  // namespace lockstep

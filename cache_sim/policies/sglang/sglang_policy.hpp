@@ -1,7 +1,7 @@
 // The request side of SGLang's radix caches, 0.5.23: policies `radix` (attention alone) and
 // `sglang-no-buffer` (one state slot a request, copied into the tree at chunk ends and donated at
 // the finish). Rules: reference/caches/sglang.md, 1.2 and 1.7. sglang_rules.hpp says what
-// older versions do otherwise; sglang_extra_buffer.hpp has requests with tracking slots.
+// older versions do otherwise; sglang_extra_buffer.cpp has requests with tracking slots.
 #pragma once
 
 #include <array>

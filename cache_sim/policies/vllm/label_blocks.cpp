@@ -195,7 +195,6 @@ void LabelBlocks::forward(const BlockRow& row) {
 }
 
 void LabelBlocks::run_kv(const BlockRow& row, const BlockKv& kv) {
-  checks_.kv += row.start - kv.first;
   read_[row.place].resize(rules_.groups.size());
   std::vector<Seen>& read = read_[row.place][kv.group];
   read.resize(kv.columns.size());
@@ -260,7 +259,6 @@ void LabelBlocks::read_column(const BlockRow& row, const BlockKv& kv, std::int64
 /// The state that the row begins with, compared with the tokens before the row.
 Label LabelBlocks::begin(const BlockRow& row, const BlockStates& states) {
   if (states.from_nothing) return {};
-  ++checks_.states;
   read(states.recurrent);
   const Label begun = recurrent_of(states.recurrent, states.group);
   const std::int64_t written = std::max<std::int64_t>(row.start - states.pending, 0);
@@ -430,7 +428,6 @@ void LabelBlocks::check_held(const BlockPool::Entry& entry, const Tokens& prefix
     return i < 0 ? 0 : prefix.fingerprint(static_cast<std::uint32_t>(i + 1));
   };
   if (is_state(spec.kind)) {
-    ++checks_.hashed;
     const Label state = recurrent_of(entry.block, entry.group);
     if (state != label_of(prefix, entry.tokens))
       report_block("recurrent state stands for " + state.text(), state.text());
@@ -439,7 +436,6 @@ void LabelBlocks::check_held(const BlockPool::Entry& entry, const Tokens& prefix
         return report_block("conv window is of other tokens", "other tokens");
     return;
   }
-  ++checks_.hashed;
   const std::int64_t first = floor_to(tokens - 1, spec.block);
   prefixes_.resize(static_cast<std::size_t>(tokens - first));
   prefix.prefix_fingerprints(static_cast<std::uint32_t>(first), entry.tokens, prefixes_);

@@ -25,12 +25,6 @@ namespace lockstep::cache_sim {
 
 class LabelBlocks final : public BlockMemory {
  public:
-  struct Checks {
-    std::int64_t hashed = 0;  ///< keys of blocks, compared with what the block holds
-    std::int64_t states = 0;  ///< states that a forward began with
-    std::int64_t kv = 0;      ///< tokens whose KV a forward read
-  };
-
   /// Rules and pool must outlive the memory, and so must `numbers`, which are asked about a block
   /// whose label is wrong; null: there are none.
   LabelBlocks(const BlockRules& rules, const BlockPool& pool, NumberedBlocks* numbers = nullptr);
@@ -68,7 +62,6 @@ class LabelBlocks final : public BlockMemory {
   std::int64_t size_of_state(BlockId block, std::uint32_t group) const {
     return recurrent_of(block, group).size;
   }
-  const Checks& checks() const { return checks_; }
   Findings& findings() { return findings_; }
 
  private:
@@ -155,7 +148,6 @@ class LabelBlocks final : public BlockMemory {
   // By place, by group, by column: KV that was compared when it was read.
   std::vector<std::vector<std::vector<Seen>>> read_;
   std::vector<Tokens> of_key_;
-  Checks checks_;
   Findings findings_;
   std::vector<std::uint64_t> fingerprints_, prefixes_, rows_;  // scratch
   std::int64_t fingerprints_begin_ = 0;

@@ -111,15 +111,14 @@ class VllmPolicy final : public Subject {
   /// Follows what the blocks hold by labels, and by numbers beside them where the run has some; to
   /// be called before the first operation.
   LabelBlocks& keep_labels();
-  /// Runs every step on this memory, which must outlive the policy's last operation; to be called
-  /// before the first one.
-  void follow(BlockMemory& memory);
   /// Whether the tokens of each row are known when it runs. They are not with overlap and drafts: a
   /// row then begins after draft places whose results have not come, and no worker follows the
   /// blocks' content.
   bool knows_its_rows() const { return config_.overlap == 0 || config_.drafts == 0; }
 
  private:
+  /// Runs every step on this memory.
+  void follow(BlockMemory& memory);
   Result<Reply> admit(const Operation& operation);
   Result<Reply> extend(const Operation& operation);
   Reply load(VllmRequest& request);

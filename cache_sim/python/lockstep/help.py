@@ -1,8 +1,17 @@
-"""The end of every Python command's help, as in the program (cache_sim/program/command.hpp): the exit statuses of the
-command, and an example that works in the root of a checkout (properties' help_check.py)."""
+"""Commands in Python speak as the program does (cache_sim/program/command.hpp): one sentence about a bad command line, and a
+help that ends with the exit statuses of the command and an example that works in the root of a checkout (properties'
+help_check.py)."""
 from __future__ import annotations
 
 import argparse
+from typing import NoReturn
+
+from lockstep.server.steps import printable
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"lockstep: {self.prog}: {printable(message)}; `{self.prog} --help` shows its words\n")
 
 
 def end_help(parser: argparse.ArgumentParser, statuses: dict[int, str], example: str) -> None:

@@ -43,10 +43,10 @@ from typing import Any
 from lockstep import calls, nightly_page, nightly_server
 from lockstep.calls import FOUND, last_line, run_for_json, signature, words_of, write_whole
 from lockstep.counted import counted
-from lockstep.help import end_help
+from lockstep.help import Parser, end_help
 from lockstep.server.steps import printable
-from lockstep.settings import (CANARY, SettingsError, Target, canaries_of, expect_nothing_else, number, sections_of,
-                               sentence_of, target_of)
+from lockstep.settings import (CANARY, SettingsError, Target, canaries_of, expect_nothing_else, number, refused,
+                               sections_of, sentence_of, target_of)
 
 CANARY_SECONDS = 120
 SECONDS_MIN = 0.5  # the shortest search
@@ -78,7 +78,7 @@ def read_settings(path: pathlib.Path | None) -> Settings:
             else:
                 settings.targets.append(target_of(section, values))
         except ValueError as error:
-            raise SettingsError(f"{path}: [{section}] {error}") from None
+            raise refused(path, section, error) from None
     if not settings.targets:
         settings.targets = [Target("policies")]
     return settings
@@ -298,7 +298,7 @@ def summary(report: dict[str, Any], folder: pathlib.Path) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    words = argparse.ArgumentParser(prog="lockstep nightly", description=__doc__)
+    words = Parser(prog="lockstep nightly", description=__doc__)
     words.add_argument("settings", nargs="?", type=pathlib.Path, metavar="SETTINGS",
                        help="an INI file (default: every policy beside its oracle)")
     words.add_argument("--seconds", type=float, help="for everything together (default: as the settings say, else 600)")

@@ -76,6 +76,19 @@ def sections_of(path: pathlib.Path) -> dict[str, dict[str, str]]:
     return {section: dict(parser[section]) for section in parser.sections()}
 
 
+def refused(path: pathlib.Path, section: str, error: ValueError) -> SettingsError:
+    """The error with its line: that of the field with which the sentence begins, or else that of the section."""
+    field = re.match(r"(?:there is no field `)?([^:`]*)", str(error))[1]  # type: ignore[index]
+    line, within = 0, ""
+    for at, text in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if heading := re.match(r"\[(.+)\]", text):
+            within = heading[1]
+            line = at if within == section else line
+        elif within == section and re.split(r"[=:]", text)[0].strip().lower() == field:
+            line = at
+    return SettingsError(f"{path}:{line}: [{section}] {error}")
+
+
 def number(values: dict[str, str], name: str, default: float) -> float:
     text = values.pop(name, str(default))
     try:

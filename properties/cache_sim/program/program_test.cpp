@@ -249,6 +249,8 @@ std::vector<BadFile> bad_files() {
        {"--config", "page=4"}},
       {"unknown_fidelity", kGood, "field fidelity: there is no `real`", {"--fidelity", "real"}},
       {"timeout_without_unit", kGood, "--timeout: `5`", {"--timeout", "5"}},
+      {"timeout_of_nothing", kGood, "--timeout: `0ms` leaves no time", {"--timeout", "0ms"}},
+      {"child_without_a_command", kGood, "`exec: ` names no command", {"--subject", "exec: "}},
   };
 }
 
@@ -281,13 +283,6 @@ TEST(Program, readsATraceWithoutItsLastNewline) {
     EXPECT_EQ(run.status, kExitPass) << run.err;
     EXPECT_NE(run.out.find("1 event,"), std::string::npos) << run.out;
   }
-}
-
-TEST(BadInputOfTheProgram, aTraceIsNoLog) {
-  const ScratchFolder folder;
-  const std::string file = folder.write("x.trace", kGood);
-  EXPECT_EQ(run_program({"check-log", file}).err,
-            "lockstep: " + file + ": a trace is no log; `lockstep replay` plays it\n");
 }
 
 // Commands in Python are refused with our sentence where the package is missing, not with Python's
@@ -402,6 +397,10 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
             "lockstep: lockstep explore: --seed: `18446744073709551616` does not fit 64 bits");
   EXPECT_EQ(complaint({"explore", "--json", "-"}),
             "lockstep: lockstep explore: --json: `-` names no file, but /dev/stdout is one");
+  EXPECT_EQ(complaint({"explore", "--timeout", "0ms"}),
+            "lockstep: --timeout: `0ms` leaves no time for an answer\n");
+  EXPECT_EQ(complaint({"explore", "--subject", "exec:"}),
+            "lockstep: subject `exec:` names no command, as exec:COMMAND does\n");
   EXPECT_EQ(complaint({"explore", "--subject", "sglang-nobuffer"}),
             "lockstep: there is no policy `sglang-nobuffer` to explore, but `sglang-no-buffer` is "
             "one\n");

@@ -761,13 +761,13 @@ class Nightly(Scratch):
         self.assertGreater(len(report["subjects"][0]["marks"]), 0)
 
     def test_bad_settings_are_named(self):
-        for settings, said in (("[nightly]\nsecond = 3\n", "night.ini: [nightly] there is no field `second`"),
+        for settings, said in (("[nightly]\nsecond = 3\n", "night.ini:2: [nightly] there is no field `second`"),
                                ("[nightly]\nseconds = -1\n", "seconds: `-1` is not a positive number"),
                                ("[a b]\nsubject = x:Y\n", "[a b] a name has letters"),
                                ("[a]\nbeside = oracle:radix\n", "[a] beside: there is no subject"),
                                ("[a]\nserver = abacus --model m\n", "[a] server: `abacus` is no engine: llama, openai"),
                                ("[a]\nserver = llama --program '\n", "[a] server: No closing quotation"),
-                               ("[a\x1b]\nsubject = x:Y\n", "night.ini: [a\\x1b] a name has letters"),
+                               ("[a\x1b]\nsubject = x:Y\n", "night.ini:1: [a\\x1b] a name has letters"),
                                ("seconds = 3\n", "night.ini:1: `seconds = 3` stands before the first [section]"),
                                ("\ufeff[nightly]\n", "night.ini: begins with a byte order mark"),
                                ("[a]\nweight = 1\nweight = 2\n", "night.ini:3: [a] weight stands twice"),
@@ -778,6 +778,13 @@ class Nightly(Scratch):
             done, _ = self.night(settings)
             self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
             self.assertIn(said, done.stderr)
+
+    def test_bad_words_are_one_sentence(self):
+        for command, words in (("nightly", "--minutes 3"), ("server", "search llama --seed x"), ("sweep", "run")):
+            done = subprocess.run([sys.executable, "-m", f"lockstep.{command}", *words.split()], capture_output=True, text=True,
+                                  env={**os.environ, "PYTHONPATH": PACKAGE})
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+            self.assertRegex(done.stderr, rf"^lockstep: lockstep {command}.*: .*; `lockstep {command}.* --help` shows its words$")
 
     def test_files_that_are_something_else_are_named(self):
         for name, reads in (("night.ini", nightly.read_settings),

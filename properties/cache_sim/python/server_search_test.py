@@ -438,6 +438,7 @@ class Commands(Scratch):
             (["search", "llama", "--model", "m", "--vocabulary", "9"], "--vocabulary 9 is not LOW:HIGH"),
             (["search", "llama", "--model", "m", "--program", "x '"], "--program `x '`: No closing quotation"),
             (["search", "llama", "--model", "m", "--time", "-1"], "--time -1.0 is not a number from 0 on"),
+            (["search", "llama", "--model", "m", "--timeout", "0"], "--timeout 0 leaves no time for an answer"),
             (["replay", "none.json"], "none.json: cannot be read: No such file or directory"),
         ):
             done = self.run_it(*words)

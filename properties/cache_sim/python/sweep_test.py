@@ -451,6 +451,7 @@ class Words(Sweeps):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertTrue((made.folder / "done" / f"{number}.json").is_file(), name)
         self.assertEqual(self.run_to_end("run", made.folder)[0], 2)
+        self.assertEqual(self.run_to_end("run", made.folder, "--index", 5)[0], 2)
 
     def test_a_unit_can_be_played_alone(self):
         made = self.plan("[sweep]\ntraces = 200\nunit = 100\n", 2)
@@ -460,8 +461,8 @@ class Words(Sweeps):
         self.assertEqual(json.loads(said), publish.read(made.folder / "done" / "0.json")["units"][1])
 
     def test_bad_settings_are_named(self):
-        for settings, said in (("[sweep]\ntrace = 3\n", r"\[sweep\] there is no field `trace`"),
-                               ("[sweep]\ntraces = 1.5\n", "traces: `1.5` is not a whole number"),
+        for settings, said in (("[sweep]\ntrace = 3\n", r"\.ini:2: \[sweep\] there is no field `trace`"),
+                               ("[a]\nunit = 2\n[sweep]\n; all\nUnit= 1.5\n", r"\.ini:5: \[sweep\] unit: `1.5` is not a whole number"),
                                ("[canary]\nsubject = radix\n", r"\[canary\] this name belongs to a part of every plan"),
                                ("[a]\ncompare = sessions\ncapacity = 1GiB\n", "policies: a comparison needs it"),
                                ("[a]\ndefects = nobody\n", "there is neither a defect nor a subject `nobody`"),

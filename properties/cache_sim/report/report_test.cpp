@@ -27,6 +27,8 @@ namespace lockstep::cache_sim {
 namespace {
 
 namespace fs = std::filesystem;
+using testing_support::read_text;
+using testing_support::ScratchFolder;
 
 // --- Fixtures of the test's own ------------------------------------------------------------------
 
@@ -88,28 +90,19 @@ violations=0
 /// A folder of fixtures that goes away with the test.
 class FixtureFolder {
  public:
-  FixtureFolder() {
-    static int count = 0;
-    const std::string test = testing::UnitTest::GetInstance()->current_test_info()->name();
-    folder_ = fs::path(testing::TempDir()) /
-              fmt::format("lockstep_report_{}_{}_{}", test, getpid(), count++);
-    fs::create_directories(folder_ / "fixtures" / "traces");
-  }
-  FixtureFolder(const FixtureFolder&) = delete;
-  FixtureFolder& operator=(const FixtureFolder&) = delete;
-  ~FixtureFolder() { fs::remove_all(folder_); }
+  FixtureFolder() { fs::create_directories(fixtures() + "/traces"); }
 
   FixtureFolder& with(const std::string& name, std::string_view text,
                       const std::string& kind = "traces") {
-    fs::create_directories(folder_ / "fixtures" / kind);
-    std::ofstream(folder_ / "fixtures" / kind / (name + ".trace"), std::ios::binary) << text;
+    fs::create_directories(fixtures() + "/" + kind);
+    folder_.write("fixtures/" + kind + "/" + name + ".trace", std::string(text));
     return *this;
   }
-  std::string fixtures() const { return (folder_ / "fixtures").string(); }
-  std::string out() const { return (folder_ / "out").string(); }
+  std::string fixtures() const { return folder_.path("fixtures"); }
+  std::string out() const { return folder_.path("out"); }
 
  private:
-  fs::path folder_;
+  ScratchFolder folder_;
 };
 
 /// Reads a run line as the program's parser does, as far as these tests need it.
@@ -193,7 +186,7 @@ Report report_of_everything() {
   folder.with("split", kSplit, "regressions");
   ReportOptions options = options_of(folder, "sglang-w1:requests=80");
   options.comparisons = {small_comparison()};
-  const testing_support::ScratchFolder measured;
+  const ScratchFolder measured;
   std::filesystem::create_directory(measured.path("kernels"));
   measured.write("kernels/state_copy.json", std::string(kEvidence));
   measured.write("kernels/rms_norm.json", untimed(kEvidence));
@@ -203,13 +196,6 @@ Report report_of_everything() {
   Result<Report> report = collect_report(options);
   require(report.has_value(), report ? "" : report.error().text);
   return std::move(*report);
-}
-
-std::string content(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
 }
 
 // --- Reading a page ------------------------------------------------------------------------------
@@ -542,13 +528,13 @@ TEST(Report, pageAllowsItsOwnScriptAlone) {
   EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
   const std::string script = between("<script>", "</script>");
   EXPECT_EQ(page.find("<script"), page.rfind("<script"));
-  const testing_support::ScratchFolder folder;
+  const ScratchFolder folder;
   const std::string command =
       "python3 -c 'import base64, hashlib, sys; print(end=base64.b64encode(hashlib.sha256(open("
       "sys.argv[1], \"rb\").read()).digest()).decode())' '" +
       folder.write("script", script) + "' >'" + folder.path("digest") + "'";
   ASSERT_EQ(std::system(command.c_str()), 0);  // NOLINT(cert-env33-c)
-  EXPECT_EQ(between("'sha256-", "'"), content(folder.path("digest")));
+  EXPECT_EQ(between("'sha256-", "'"), read_text(folder.path("digest")));
 }
 
 // A file's name can hold what a URL gives a meaning of its own.
@@ -1027,7 +1013,7 @@ TEST(Report, comparisonsAreThoseOfTheirCommand) {
 
 // The project's own report compares what a file names; a mistake in it is an error with its place.
 TEST(Report, comparisonsAreReadFromAFile) {
-  const testing_support::ScratchFolder folder;
+  const ScratchFolder folder;
   const auto read = [&](const std::string& capacities, const std::string& hosts) {
     folder.write("report.json", R"({"workload": "w", "policies": "a,b", "comparisons": [
       {"title": "T", "about": "A.", "workload": "x", "policies": "radix,lru", "capacities": ")" +
@@ -1177,10 +1163,10 @@ TEST(Report, theWrittenReportIsTheCollectedOne) {
   const Result<Report> report = make_report(options, folder.out());
   ASSERT_TRUE(report.has_value()) << report.error().text;
   EXPECT_EQ(progress, 4);
-  EXPECT_EQ(Json::parse(content(folder.out() + "/report.json")), report->document);
+  EXPECT_EQ(Json::parse(read_text(folder.out() + "/report.json")), report->document);
   for (const Page& page : report_pages(report->document))
-    EXPECT_EQ(content(folder.out() + "/" + page.path), page.markup);
-  EXPECT_EQ(content(folder.out() + "/junit.xml"), report_junit(report->document));
+    EXPECT_EQ(read_text(folder.out() + "/" + page.path), page.markup);
+  EXPECT_EQ(read_text(folder.out() + "/junit.xml"), report_junit(report->document));
   std::set<std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder.out()))
     if (entry.is_regular_file())
@@ -1192,7 +1178,7 @@ TEST(Report, theWrittenReportIsTheCollectedOne) {
                 "timelines/regressions-split-2.json", "reading.html",
                 "traces/finish_keeps_its_state.html", "traces/regressions-split.html"}));
   for (const TimelineFile& file : report->timelines)
-    EXPECT_EQ(Json::parse(content(folder.out() + "/" + file.path)), file.timeline);
+    EXPECT_EQ(Json::parse(read_text(folder.out() + "/" + file.path)), file.timeline);
 }
 
 TEST(Report, badInputIsAnErrorAndWritesNothing) {
@@ -1201,7 +1187,7 @@ TEST(Report, badInputIsAnErrorAndWritesNothing) {
       {"", "empty"},
       {"# run: lockstep replay %s --sideways 1\ncheck\n",
        "bad.trace:1: there is no option --sideways"},
-      {"# run: lockstep explore\ncheck\n", "bad.trace:1: a report runs"},
+      {"# run: lockstep explore\ncheck\n", "bad.trace:1: a # run: line that is"},
       {"# run: lockstep replay %s --defect nobody:knows\ncheck\n", "nobody:knows"},
       {"# run: lockstep replay %s --subject nobody\ncheck\n", "nobody"},
       {"# finds: leak\ncheck\n", "bad.trace:1:"},
@@ -1222,7 +1208,7 @@ TEST(Report, badInputIsAnErrorAndWritesNothing) {
 TEST(Report, bugsOfServersStandOnTheIndex) {
   FixtureFolder folder;
   folder.with("a_good_one", "check\n");
-  const testing_support::ScratchFolder found;
+  const ScratchFolder found;
   found.write("README.md", "not a bug");
   found.write(
       "a_bug.md",
@@ -1287,13 +1273,13 @@ TEST(Report, ownFixturesEndAsTheyPromise) {
   EXPECT_EQ(
       run_program(std::string(LOCKSTEP_SOURCE_DIR) + "/cache_sim", "report --out " + folder.out()),
       kExitPass);
-  const Json document = Json::parse(content(folder.out() + "/report.json"));
+  const Json document = Json::parse(read_text(folder.out() + "/report.json"));
   EXPECT_EQ(document["summary"]["not_as_expected"], 0);
   EXPECT_EQ(document["workloads"][0]["runs"].size(), 4u);
   EXPECT_EQ(document["comparisons"].size(), 7u);
   for (const auto& page : fs::recursive_directory_iterator(folder.out()))
     if (page.path().extension() == ".html") {
-      EXPECT_EQ(complaints(content(page.path()), document), std::vector<std::string>{})
+      EXPECT_EQ(complaints(read_text(page.path()), document), std::vector<std::string>{})
           << page.path();
     }
 }
@@ -1374,7 +1360,7 @@ TEST(Report, kernelsPageBeginsWithATableOfHowEachStandsBesideItsPeers) {
     }
     return json.dump();
   };
-  const testing_support::ScratchFolder measured;
+  const ScratchFolder measured;
   std::filesystem::create_directory(measured.path("kernels"));
   measured.write("kernels/a.json", evidence("behind", {12, 9.9, 10.1, 11}));
   measured.write("kernels/b.json", evidence("ahead", {5, 9.79, 10.21}));
@@ -1402,7 +1388,7 @@ TEST(Report, kernelsPageBeginsWithATableOfHowEachStandsBesideItsPeers) {
 }
 
 TEST(Report, refusesEvidenceThatLacksAField) {
-  const testing_support::ScratchFolder measured;
+  const ScratchFolder measured;
   std::filesystem::create_directory(measured.path("kernels"));
   for (const auto& [content, field] :
        {std::pair(R"({"operation": "broken", "chips": [{"speed": [{"case": "B=1"}]}]})", "time_us"),

@@ -347,6 +347,37 @@ TEST_P(PlantedDefects, areFoundAndShrunk) {
 INSTANTIATE_TEST_SUITE_P(Few, PlantedDefects, testing::ValuesIn(one_defect_in_eight()),
                          [](const auto& info) { return test_name(info.param); });
 
+/// The rules of vLLM's worker, and the two of its scheduler without which blocks hold something
+/// else.
+constexpr const char* kRulesOfVllmsWorker[] = {"forgets-accepted-without-drafts",
+                                               "keeps-no-block-ends",
+                                               "keeps-accepted-behind-copy",
+                                               "copies-the-first-state",
+                                               "cuts-no-chunks",
+                                               "resumes-by-hash-block",
+                                               "skips-block-copies",
+                                               "resumes-with-old-accepted",
+                                               "uses-states-of-this-step",
+                                               "verifies-replays"};
+
+class RulesOfVllmsWorker : public testing::TestWithParam<const char*> {};
+
+// Each broken rule shows in what blocks hold, without an oracle of the decisions.
+TEST_P(RulesOfVllmsWorker, brokenShowInWhatBlocksHold) {
+  ExploreOptions options;
+  options.run = run_with_defect(fmt::format("vllm-align:{}", GetParam()));
+  options.run.subjects.pop_back();
+  options.traces = 2000;
+  options.shrinks = false;
+  const Result<ExploreOutcome> outcome = explore(options);
+  ASSERT_TRUE(outcome.has_value()) << outcome.error().text;
+  ASSERT_EQ(outcome->discoveries.size(), 1u);
+  EXPECT_EQ(outcome->discoveries[0].finding.finding.kind, FindingKind::wrong_state_prefix);
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, RulesOfVllmsWorker, testing::ValuesIn(kRulesOfVllmsWorker),
+                         [](const auto& info) { return test_name(info.param); });
+
 // A schedule may be put together from pieces of others, and no piece says at which time it begins.
 TEST(Explore, writesSchedulesThatCanBeReadAgain) {
   ExploreOptions options;

@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "reference/base/philox.hpp"
-
 namespace lockstep::cache_sim {
 namespace {
 
@@ -155,55 +153,6 @@ TEST(SimulatedServer, rowsAndSlotsAreNumberedApart) {
     }
 }
 
-/// Requests of few documents with pools that are too small for them, some aborted, some retracted.
-std::string random_requests(std::uint64_t seed, const std::string& more = "") {
-  std::uint64_t index = 0;
-  const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 9, index++); };
-  std::string text =
-      fmt::format("config kv_tokens={} state_slots={} chunked_prefill={} max_running={}{}\n",
-                  40 + below(60), 2 + below(6), 3 + below(30), 1 + below(4), more);
-  Nanoseconds at = 0;
-  for (int i = 0; i < 14; ++i) {
-    at += static_cast<Nanoseconds>(below(4)) * 700'000;
-    text += fmt::format("request id=r{} tokens=a{}", i, 1 + below(20));
-    if (below(2) == 0) text += fmt::format("+b{}", 1 + below(12));
-    text += fmt::format(" output={} priority={}", 1 + below(12), below(2));
-    if (below(3) == 0) text += fmt::format(" accept={},{} drafts=2,3", 1 + below(3), 1 + below(4));
-    if (below(3) != 0) text += " at=" + time_text(at);
-    text += "\n";
-    const std::uint64_t who = below(static_cast<std::uint64_t>(i) + 1);
-    if (below(5) == 0) text += fmt::format("abort id=r{}\n", who);
-    if (below(5) == 0) text += fmt::format("retract id=r{}\n", who);
-    if (below(3) == 0) text += fmt::format("run steps={}\n", below(6));
-    if (below(9) == 0) text += "flush\n";
-  }
-  return text + "run\ncheck\n----\nkv_locked=0 violations=0\n";
-}
-
-// The same with overlap and over several ranks, for the policies that can be served so.
-TEST(SimulatedServer, randomRequestsEndWithOverlapAndOverRanks) {
-  constexpr std::string_view kExtra = " model_chunk=4 track_interval=8";
-  const std::string settings[] = {" overlap=1",
-                                  " overlap=1 lazy=1",
-                                  " ranks=3",
-                                  " ranks=2 routing=prefix overlap=1",
-                                  " strip_thinking=1 overlap=1",
-                                  " path_cap=1 skip_decode_lock=1 overlap=1"};
-  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
-    const std::string& more = settings[seed % std::size(settings)];
-    const std::string text = random_requests(seed, more + std::string(kExtra));
-    const Played extra(text, {"sglang-extra-buffer", "oracle:sglang-extra-buffer"});
-    ASSERT_EQ(extra.wrong(), "") << "seed " << seed << "\n" << text;
-    for (int i = 0; i < 14; ++i)
-      ASSERT_NE(extra.of(fmt::format("r{}", i)).finish, FinishReason::running) << seed << "\n"
-                                                                               << text;
-    if (more.find("lazy") != std::string::npos || more.find("cap") != std::string::npos) continue;
-    const std::string plain = random_requests(seed, more);
-    const Played radix(plain, {"radix", "oracle:radix"});
-    ASSERT_EQ(radix.wrong(), "") << "seed " << seed << "\n" << plain;
-  }
-}
-
 // Which requests a rank has served is told by its hits: those of another rank it cannot have.
 TEST(SimulatedServer, ranksAreChosenByTheRouting) {
   const auto cached = [](const std::string& routing, const std::string& second) {
@@ -276,20 +225,6 @@ TEST(SimulatedServer, aTransferThatItsSchedulerLeavesOutIsBadInput) {
       EXPECT_TRUE((*run)->findings().empty());
     else
       EXPECT_NE((*run)->error()->text.find("field external: scheduler vllm"), std::string::npos);
-  }
-}
-
-// Every request ends, policy and oracle agree all the way, and nothing stays locked.
-TEST(SimulatedServer, randomRequestsEndWithoutAFinding) {
-  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
-    const std::string text = random_requests(seed);
-    const Played hybrid(text);
-    ASSERT_EQ(hybrid.wrong(), "") << "seed " << seed << "\n" << text;
-    const Played radix(text, {"radix", "oracle:radix"});
-    ASSERT_EQ(radix.wrong(), "") << "seed " << seed << "\n" << text;
-    for (int i = 0; i < 14; ++i)
-      ASSERT_NE(hybrid.of(fmt::format("r{}", i)).finish, FinishReason::running) << seed << "\n"
-                                                                                << text;
   }
 }
 

@@ -1,15 +1,12 @@
-// The oracle of SGLang's radix caches against what was recorded of SGLang itself, and each of its
-// rules alone (sglang_rules.txt).
+// The workload `sglang-w1` as it was recorded, and each rule of SGLang's radix caches alone
+// (sglang_rules.txt), by the oracle and by the policy.
 #include "reference/caches/sglang_oracle.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
-#include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -79,24 +76,6 @@ class Conversation {
     const std::string slot = fmt::format("store{}", stored_++);
     EXPECT_NE(ask(fmt::format("alloc as={}", slot)), "refused=no_state_slot");
     EXPECT_EQ(ask(fmt::format("insert slot={} tokens={}", slot, tokens), ReplyField::exist), 0);
-  }
-
-  /// A request from admission to its end; the answer is what it found cached.
-  std::int64_t serve(std::string_view prompt, std::string_view output, std::int64_t chunk) {
-    const auto size = static_cast<std::int64_t>(parse_tokens(prompt)->size());
-    const auto output_size = static_cast<std::int64_t>(parse_tokens(output)->size());
-    const std::int64_t cached =
-        ask(fmt::format("admit id=r tokens={}", prompt), ReplyField::cached);
-    for (std::int64_t at = cached; at < size; at += chunk) {
-      ask(fmt::format("extend id=r n={}", std::min(chunk, size - at)), ReplyField::n);
-      ask("checkpoint id=r", ReplyField::exist);
-    }
-    ask(fmt::format(
-            "extend id=r n={} tokens={}", output_size - 1,
-            parse_tokens(output)->prefix(static_cast<std::uint32_t>(output_size - 1)).text()),
-        ReplyField::n);
-    ask("finish id=r", ReplyField::length);
-    return cached;
   }
 
  private:
@@ -175,51 +154,6 @@ TEST(SglangW1, parametersThatMakeNoSenseAreNamed) {
   EXPECT_EQ(cache_sim::SglangW1Options::parse("")->requests, 2000);
 }
 
-/// fixtures/workloads/recorded_decisions.json.
-nlohmann::json recorded_decisions() {
-  std::ifstream file(LOCKSTEP_SOURCE_DIR "/fixtures/workloads/recorded_decisions.json");
-  return nlohmann::json::parse(file).at("records");
-}
-
-// The digests are of SGLang's own classes: whoever gives them decides as SGLang does, eviction by
-// eviction.
-TEST(SglangOracle, decidesOnTheWorkloadAsSglangDid) {
-  const nlohmann::json records = recorded_decisions();
-  ASSERT_EQ(records.size(), 4u);
-  for (const nlohmann::json& recorded : records) {
-    const std::unique_ptr<Subject> oracle =
-        make_oracle(recorded.at("policy").get<std::string>(), {});
-    const auto point = [](std::int64_t k, std::uint64_t digest, std::int64_t hit_tokens) {
-      return nlohmann::json{{"requests", k},
-                            {"decision_digest", fmt::format("{:016x}", digest)},
-                            {"hit_tokens", hit_tokens}};
-    };
-    nlohmann::json seen = nlohmann::json::array();
-    Reply reply;
-    const cache_sim::DrivenOutcome outcome = cache_sim::drive(
-        default_workload(),
-        [&](const Operation& operation) -> const Reply* {
-          const Result<Reply> answer = oracle->apply(operation);
-          if (!answer) return nullptr;
-          reply = *answer;
-          return &reply;
-        },
-        [&](std::int64_t k, std::uint64_t digest, std::int64_t hit_tokens) {
-          if (k == 10 || k == 100 || k == 500 || k == 1000)
-            seen.push_back(point(k, digest, hit_tokens));
-        });
-    EXPECT_TRUE(outcome.complete);
-    EXPECT_EQ(outcome.input_tokens, 3'275'942);
-    EXPECT_EQ(fmt::format("{:016x}", outcome.decision_digest), recorded.at("decision_digest"));
-    EXPECT_EQ(outcome.hit_tokens, recorded.at("hit_tokens"));
-    ASSERT_EQ(outcome.prefixes.size(), 2000u);
-    if (!recorded.contains("after")) continue;  // of the older SGLang only the end is known
-    EXPECT_EQ(seen, recorded.at("after")) << recorded.at("policy");
-    EXPECT_EQ(nlohmann::json(std::vector(outcome.prefixes.begin(), outcome.prefixes.begin() + 14)),
-              recorded.at("first_prefixes"));
-  }
-}
-
 // The digests are of SGLang's own classes with windows of 129 tokens in a pool of 32,768, which
 // answered these operations as the policies do (window_release=1).
 TEST(SglangW1, windowsAreDecidedAboutAsSglangDoes) {
@@ -262,32 +196,6 @@ TEST(SglangW1, theDriverStopsAtARefusalButGoesOnWithoutACheckpoint) {
   EXPECT_EQ(drive_refusing(Verb::admit).prefixes.size(), 0u);
   EXPECT_FALSE(
       cache_sim::drive(default_workload(), [](const Operation&) { return nullptr; }).complete);
-}
-
-// --- What a client sees -------------------------------------------------------------------------
-
-// A state is a point value: with the last token always computed, a state at a prompt's end cannot
-// serve the same prompt.
-TEST(SglangOracle, samePromptFindsOnlyChunkBoundariesAndItsContinuationFindsEverything) {
-  Conversation once(kNoBuffer);
-  EXPECT_EQ(once.serve("a1000", "b8", 8192), 0);
-  EXPECT_EQ(once.serve("a1000", "b8", 8192), 0);
-  EXPECT_EQ(once.serve("a1000+b8+c50", "d8", 8192), 1007);
-
-  Conversation chunked(kNoBuffer);
-  EXPECT_EQ(chunked.serve("a9000", "b8", 8192), 0);
-  EXPECT_EQ(chunked.serve("a9000", "b8", 8192), 8192);
-
-  Conversation thrice(kNoBuffer);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(thrice.serve("a1008", "b40", 8192), 0);
-  EXPECT_EQ(thrice.serve("a1008+b40+c59", "d8", 8192), 1047);
-}
-
-TEST(SglangOracle, plainRadixServesAllButTheLastToken) {
-  Conversation radix("radix");
-  EXPECT_EQ(radix.serve("a1000", "b8", 8192), 0);
-  EXPECT_EQ(radix.serve("a1000", "b8", 8192), 999);
-  EXPECT_EQ(radix.serve("a500+c500", "b8", 8192), 500);
 }
 
 // --- The rules of sglang.md, each alone ----------------------------------------------------------
@@ -403,64 +311,6 @@ TEST(SglangOracle, operationsOnWhatIsNotThereAreErrors) {
     for (const std::string_view line :
          {"admit id=r tokens=a8", "extend id=r n=9", "extend id=r n=8 async=1"})
       EXPECT_EQ(cache.ask(line), "error") << policy << ' ' << line;
-  }
-}
-
-// --- Liveness -----------------------------------------------------------------------------------
-
-/// A random line about a few requests, states and overlapping prompts. A pure function: draws are
-/// told apart by number, because the order in which arguments are evaluated is the compiler's.
-std::string random_line(std::uint64_t seed, std::uint64_t index) {
-  const auto draw = [&](std::uint64_t which, std::uint64_t count) {
-    return mix64(mix64(mix64(seed) ^ index) ^ which) % count;
-  };
-  const std::uint64_t id = draw(0, 4);
-  const std::uint64_t shared = 1 + draw(1, 12);
-  const std::string tokens = fmt::format("a{}+{}{}", shared, "bc"[draw(2, 2)], 1 + draw(3, 12));
-  switch (draw(4, 13)) {
-    case 0:
-    case 1: return fmt::format("admit id=r{} tokens={}", id, tokens);
-    case 2:
-    case 3: return fmt::format("extend id=r{} n={} tokens=d{}", id, 1 + draw(5, 9), draw(6, 3));
-    case 4: return fmt::format("checkpoint id=r{}", id);
-    case 5: return fmt::format("finish id=r{}", id);
-    case 6: return fmt::format("preempt id=r{}", id);
-    case 7: return fmt::format("match tokens={}", tokens);
-    case 8: return fmt::format("alloc as=s{}", id);
-    case 9: return fmt::format("insert slot=s{} tokens={}", id, tokens);
-    case 10: return fmt::format("lock as=l{} tokens=a{}", id, shared);
-    case 11: return fmt::format("unlock lock=l{}", id);
-    default: return fmt::format("evict kv={} state={}", draw(5, 20), draw(6, 2));
-  }
-}
-
-// After any operations: when nothing runs or is held, evicting everything fills both memories
-// again.
-TEST(SglangOracle, everythingIsFreeAfterAllIsOver) {
-  for (const std::string_view policy :
-       {std::string_view("radix"), kNoBuffer, std::string_view("sglang-extra-buffer")}) {
-    const std::int64_t page = policy == "radix" ? 3 : 1;
-    for (std::uint64_t seed = 0; seed < 20; ++seed) {
-      Conversation cache(policy, fmt::format("kv_tokens=60,state_slots=6,page={},model_chunk=2,"
-                                             "track_interval=2",
-                                             page));
-      for (std::uint64_t i = 0; i < 300; ++i) {
-        cache.ask(random_line(seed, i));
-        const Reply check = *cache.apply("check");
-        EXPECT_GE(check.get(ReplyField::kv_free), 0);
-        EXPECT_LE(check.get(ReplyField::kv_free) + check.get(ReplyField::kv_locked), 60);
-      }
-      for (int id = 0; id < 4; ++id)
-        for (const char* const end : {"abort id=r", "free slot=s", "unlock lock=l"})
-          cache.ask(fmt::format("{}{}", end, id));
-      cache.ask("flush");
-      const Reply check = *cache.apply("check");
-      EXPECT_EQ(check.get(ReplyField::kv_free), 60) << policy << " seed " << seed;
-      EXPECT_EQ(check.get(ReplyField::kv_locked), 0);
-      if (policy != "radix") {
-        EXPECT_EQ(check.get(ReplyField::states_free), 6) << seed;
-      }
-    }
   }
 }
 

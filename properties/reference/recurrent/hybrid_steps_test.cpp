@@ -35,30 +35,6 @@ void run_in_parts(DeltaNetLayer& layer, const TensorView<const double, 2>& hidde
   mapped(out) = mapped(merged.view());
 }
 
-// A padded row has output 0 and touches no slot, whatever its gate holds.
-TEST(GatedDeltaNetDecode, aPaddedRowLeavesNothing) {
-  DeltaNetLayer layer(4);
-  const auto conv_state = layer.conv_state;
-  const auto state = layer.state;
-  const auto indices = ints({-1});
-  Array<double, 2> x(Shape<2>{1, 42}, 1), a(Shape<2>{1, 6}, 1);
-  Array<double, 3> z(Shape<3>{1, 6, 5}, std::numeric_limits<double>::quiet_NaN());
-  Array<double, 3> out(Shape<3>{1, 6, 5}, 7);
-  reference::gated_delta_net_decode<double>({.x = x,
-                                             .z = z,
-                                             .a = a,
-                                             .b = a,
-                                             .conv_weight = layer.conv,
-                                             .A_log = layer.A_log,
-                                             .dt_bias = layer.dt_bias,
-                                             .norm_weight = layer.norm,
-                                             .slots = {.indices = indices.view()}},
-                                            layer.conv_state, layer.state, out);
-  for (const double y : out) EXPECT_EQ(y, 0);
-  EXPECT_TRUE(same_bits(layer.conv_state, conv_state));
-  EXPECT_TRUE(same_bits(layer.state, state));
-}
-
 /// Rows of 3, 1, 0 and 2 tokens, the last of them padding, and a token behind them. Of row 0 the
 /// step before accepted three tokens, and of row 1 none.
 struct VerifiedRows {
@@ -100,6 +76,7 @@ struct NetVerification : VerifiedRows {
             .norm_weight = layer.norm,
             .slots = slots()};
   }
+  static constexpr auto kDecode = reference::gated_delta_net_decode<double>;
   Array<double, 3> run() {
     Array<double, 3> out(z.shape(), 7);
     reference::gated_delta_net_verify<double>(inputs(), starts.view(), window.view(), state.view(),
@@ -183,31 +160,6 @@ void run_in_parts(MixerLayer& layer, const TensorView<const double, 2>& hidden,
   mapped(out) = mapped(merged.view());
 }
 
-// A padded row has output 0 and touches no slot, whatever its gate holds.
-TEST(Mamba2MixerDecode, aPaddedRowLeavesNothing) {
-  MixerLayer layer(4);
-  const auto conv_state = layer.conv_state;
-  const auto state = layer.state;
-  const auto indices = ints({-1});
-  const Array<double, 1> A = decay_rates(layer);
-  Array<double, 2> x(Shape<2>{1, kChannels}, 1), dt(Shape<2>{1, kH}, 1);
-  Array<double, 3> z(Shape<3>{1, kH, kP}, std::numeric_limits<double>::quiet_NaN());
-  Array<double, 3> out(Shape<3>{1, kH, kP}, 7);
-  reference::mamba2_mixer_decode<double>({.x = x,
-                                          .z = z,
-                                          .dt = dt,
-                                          .conv_weight = layer.conv,
-                                          .A = A,
-                                          .D = layer.D,
-                                          .dt_bias = layer.dt_bias,
-                                          .norm_weight = layer.norm,
-                                          .slots = {.indices = indices.view()}},
-                                         layer.conv_state, layer.state, out);
-  for (const double y : out) EXPECT_EQ(y, 0);
-  EXPECT_TRUE(same_bits(layer.conv_state, conv_state));
-  EXPECT_TRUE(same_bits(layer.state, state));
-}
-
 struct MixerVerification : VerifiedRows {
   static constexpr std::int64_t N = MixerLayer::N;
 
@@ -232,6 +184,7 @@ struct MixerVerification : VerifiedRows {
             .conv_bias = layer.bias.view(),
             .slots = slots()};
   }
+  static constexpr auto kDecode = reference::mamba2_mixer_decode<double>;
   Array<double, 3> run() {
     Array<double, 3> out(z.shape(), 7);
     reference::mamba2_mixer_verify<double>(inputs(), starts.view(), window.view(), state.view(),
@@ -302,6 +255,22 @@ template <class Verification>
 class LayerVerify : public ::testing::Test {};
 using Verifications = ::testing::Types<NetVerification, MixerVerification>;
 TYPED_TEST_SUITE(LayerVerify, Verifications);
+
+// Decoding a padded row gives 0 and touches no slot, whatever its gate holds.
+TYPED_TEST(LayerVerify, aPaddedRowLeavesNothing) {
+  TypeParam rows(4);
+  fill(rows.z.view(), std::numeric_limits<double>::quiet_NaN());
+  const auto padding = ints(Sizes(TypeParam::T, -1));
+  auto in = rows.inputs();
+  in.slots = {.indices = padding.view()};
+  const auto window = rows.layer.conv_state;
+  const auto state = rows.layer.state;
+  Array<double, 3> out(rows.z.shape(), 7);
+  TypeParam::kDecode(in, rows.layer.conv_state, rows.layer.state, out);
+  for (const double y : out) EXPECT_EQ(y, 0);
+  EXPECT_TRUE(same_bits(rows.layer.conv_state, window));
+  EXPECT_TRUE(same_bits(rows.layer.state, state));
+}
 
 // Decoding token by token is the convolution, the update and the norm of all tokens, with a table.
 TYPED_TEST(LayerVerify, isTheOperationsThatItIsMadeOf) {

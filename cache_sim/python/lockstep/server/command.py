@@ -16,7 +16,7 @@ import tempfile
 from typing import Any
 
 from lockstep.counted import counted
-from lockstep.help import end_help
+from lockstep.help import Parser, end_help
 from lockstep.server.child import NoServer, Refused
 from lockstep.server.engines import CLIENTS, ENGINES, Engine
 from lockstep.server.life import play
@@ -37,7 +37,7 @@ TOY = "'python3 fixtures/subjects/toy_server.py --port {port}"  # the server of 
 
 
 def parser() -> argparse.ArgumentParser:
-    words = argparse.ArgumentParser(prog="lockstep server", description=__doc__)
+    words = Parser(prog="lockstep server", description=__doc__)
     actions = words.add_subparsers(dest="action", required=True)
     add_search(actions.add_parser("search", help="random requests; findings are shrunk and written"))
     add_replay(actions.add_parser("replay", help="play a kept finding; 11 where it is there, 0 where it is not"))
@@ -55,7 +55,8 @@ def add_search(search: argparse.ArgumentParser) -> None:
     search.add_argument("--seed", type=int, default=1, help="decides options and requests (default: %(default)s)")
     search.add_argument("--requests", type=int, default=1000, help="answers to judge (default: %(default)s)")
     search.add_argument("--time", type=float, default=0,
-                        help="seconds of asking; shrinking is not counted (default: no limit but --requests)")
+                        help="seconds after which no server is started any more; a start that is under way and the requests of that "
+                             "server are not cut short, and shrinking is not counted (default: no limit but --requests)")
     search.add_argument("--findings", type=int, default=0, help="stop after so many different ones (default: none)")
     search.add_argument("--shrink-time", type=float, default=120, help="seconds for one finding, lives that hang included (default: %(default)s)")
     search.add_argument("--shrink-lives", type=int, default=2000,
@@ -187,6 +188,8 @@ def main(words: list[str]) -> int:
         for name, value in vars(read).items():
             if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
                 raise BadWords(f"--{name.replace('_', '-')} {value} is not a number from 0 on")
+        if read.timeout == 0:
+            raise BadWords("--timeout 0 leaves no time for an answer")
         return search(read) if read.action == "search" else replay(read)
     except (BadWords, BadFile) as error:
         print(f"lockstep server: {printable(str(error))}", file=sys.stderr)

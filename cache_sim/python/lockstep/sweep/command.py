@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from lockstep.counted import counted
-from lockstep.help import end_help
+from lockstep.help import Parser, end_help
 from lockstep.server.steps import printable
 from lockstep.settings import SettingsError, sentence_of
 from lockstep.sweep import shard, units
@@ -30,7 +30,7 @@ STATUSES = {0: "done, and nothing was found", 2: "bad usage, bad settings, or a 
 
 
 def parser() -> argparse.ArgumentParser:
-    words = argparse.ArgumentParser(prog="lockstep sweep", description=__doc__)
+    words = Parser(prog="lockstep sweep", description=__doc__)
     actions = words.add_subparsers(dest="action", required=True)
     plan = actions.add_parser("plan", help="deal the searches of a settings file to shards")
     plan.add_argument("file", nargs="?", type=pathlib.Path, metavar="FILE",

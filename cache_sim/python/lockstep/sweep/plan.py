@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterator
 from lockstep import calls, program
 from lockstep.calls import last_line
 from lockstep.settings import (GENERAL, SettingsError, Target, canaries_of, check_name, expect_nothing_else, number,
-                               sections_of, target_of, whole_number)
+                               refused, sections_of, target_of, whole_number)
 from lockstep.sweep.publish import digest_of, publish, read, text_of
 
 FORMAT = 1
@@ -94,7 +94,7 @@ class _Reader:
 
     def __init__(self, path: pathlib.Path | None, build: Build) -> None:
         self.base = path.resolve().parent if path else pathlib.Path.cwd()
-        self._name = str(path) if path else ""
+        self._path = path
         self._build = build
         sections = sections_of(path) if path else {}
         self._traces, self._unit, self.limit = TRACES, UNIT_TRACES, LIMIT
@@ -123,7 +123,8 @@ class _Reader:
         try:
             take()
         except ValueError as error:
-            raise SettingsError(f"{self._name}: [{section}] {error}") from None
+            assert self._path is not None
+            raise refused(self._path, section, error) from None
 
     def _general(self, section: str, values: dict[str, str]) -> None:
         self._canaries = canaries_of(values) if "canary" in values else self._canaries

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any, Callable
 
+from lockstep.settings import SettingsError
 from lockstep.sweep import units
 from lockstep.sweep.plan import Plan, Refused, this_build
 from lockstep.sweep.publish import digest_of, publish, read, text_of
@@ -41,7 +42,7 @@ def run(plan: Plan, index: int, shrinks: bool = False, again: bool = False) -> t
     first with other bytes, which is kept as a finding.
     """
     if not 0 <= index < plan.shards:
-        raise Refused(f"there is no shard {index}: the plan has {plan.shards}, from 0")
+        raise SettingsError(f"there is no shard {index}: the plan has {plan.shards}, from 0")
     build = this_build()
     plan.check_build(build)
     folder = plan.folder / (SHRUNK if shrinks else PLAYED)
