@@ -43,8 +43,9 @@ def answers():
     for trace in sorted((ROOT / "fixtures").rglob("*.trace")):
         lines = trace.read_text().splitlines()
         found.update(b for a, b in zip(lines, lines[1:]) if a == "----")
+    verbs = re.search(r"enum class Verb [^{]*{(.*?)};", (ROOT / "reference/protocol/operation.hpp").read_text(), re.DOTALL)[1]
     for answer in sorted(found | {"ok", "refused=no_kv", "cached=0 conv=0 state=0", "n=1 evicted_kv=0"}):
-        for verb in range(24):
+        for verb in range(len(re.findall(r"^ *\w+,", verbs, re.MULTILINE))):
             yield bytes([verb]) + answer.encode()
 
 

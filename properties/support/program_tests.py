@@ -1,11 +1,18 @@
 """The main of tests that are given the program that they try: NAME_test.py --program PROGRAM [--full] [unittest's words]"""
 import argparse
 import os
+import pathlib
 import sys
 import unittest
 
 FULL = "--full" in sys.argv
 full = unittest.skipUnless(FULL, "with --full")  # marks a test of the tier `full`
+
+
+def is_sanitized():
+    """Whether a sanitizer is in the program. It reserves terabytes of addresses, and throws no bad_alloc."""
+    program = pathlib.Path(os.environ["LOCKSTEP_PROGRAM"]).read_bytes()
+    return b"__asan_init" in program or b"__tsan_init" in program
 
 
 def main(about):

@@ -20,6 +20,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import tracemalloc
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -305,7 +306,18 @@ class Trouble(Sweeps):
         self.assertIn("the program was ended by signal 9", report["lost"][0]["text"])
         self.assertIn("signal 9", (made.folder / "index.html").read_text())
 
+    def test_a_large_program_needs_no_memory_of_its_size(self):
+        large = self.folder / "program"
+        large.touch()
+        os.truncate(large, 64 << 20)
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        plan.program_digest(large)
+        self.assertLess(tracemalloc.get_traced_memory()[1], 8 << 20)
+
     def test_too_little_memory_is_neither_pass_nor_failure(self):
+        if program_tests.is_sanitized():
+            self.skipTest("a sanitizer's program needs more addresses than any limit leaves")
         made = self.plan("[grid]\ncompare = sessions:requests=1000000,gap_us=1\npolicies = radix\ncapacity = 64GiB\n", 2)
         before = resource.getrlimit(resource.RLIMIT_AS)
         # The interpreter is inside this limit already; the program is not, with a million requests that all wait.

@@ -48,17 +48,20 @@ class Build:
 
 def this_build() -> Build:
     """The program that would run here."""
-    path = pathlib.Path(program.path())
-    summed = hashlib.sha256(path.read_bytes())
     package = pathlib.Path(__file__).resolve().parents[1]
-    for source in sorted([*package.glob("*.py"), *package.glob("sweep/*.py"), *package.glob("server/*.py")]):
-        summed.update(source.read_bytes())
+    sources = sorted([*package.glob("*.py"), *package.glob("sweep/*.py"), *package.glob("server/*.py")])
     version = calls.run(["--version"], pathlib.Path.cwd()).stdout.split()[-1]
-    return Build(version, summed.hexdigest()[:16])
+    return Build(version, program_digest(pathlib.Path(program.path()), *sources))
 
 
-def program_digest(path: pathlib.Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+def program_digest(*files: pathlib.Path) -> str:
+    """Reads in pieces: with debug information a program can be larger than the memory that a unit has."""
+    summed = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                summed.update(piece)
+    return summed.hexdigest()[:16]
 
 
 def version_of(names: list[str], base: pathlib.Path, build: Build) -> str:
