@@ -78,7 +78,7 @@ struct BlockStates {
   BlockId ring = kNullBlock;  ///< whose ring the row reads behind the recurrent state
   std::int64_t pending = 0;   ///< its first entries
   bool appends = false;  ///< the row's token becomes the next one, and `stores` get windows alone
-  std::vector<Store> stores;  ///< in the order of tokens
+  std::vector<Store> stores;  ///< of a verification, in the order of tokens
 };
 
 /// One request's part of a step. Spans live as long as the call that is given the row.

@@ -42,11 +42,11 @@ from typing import Any
 
 from lockstep import calls, nightly_page, nightly_server
 from lockstep.calls import FOUND, last_line, run_for_json, signature, words_of, write_whole
-from lockstep.counted import counted
+from lockstep.counted import counted, milliseconds
 from lockstep.help import Parser, end_help
 from lockstep.server.steps import printable
-from lockstep.settings import (CANARY, SettingsError, Target, canaries_of, expect_nothing_else, number, refused,
-                               sections_of, sentence_of, target_of)
+from lockstep.settings import (CANARY, SettingsError, Target, canaries_of, expect_nothing_else, number, sections_of,
+                               sentence_of, target_of)
 
 CANARY_SECONDS = 120
 SECONDS_MIN = 0.5  # the shortest search
@@ -71,14 +71,15 @@ def read_settings(path: pathlib.Path | None) -> Settings:
     if path is None:
         return Settings(base=pathlib.Path.cwd(), targets=[Target("policies")])
     settings = Settings(base=path.resolve().parent)
-    for section, values in sections_of(path).items():
+    sections = sections_of(path)
+    for section, values in sections.items():
         try:
             if section == "nightly":
                 _take_general(settings, values)
             else:
                 settings.targets.append(target_of(section, values))
         except ValueError as error:
-            raise refused(path, section, error) from None
+            raise sections.refused(section, error) from None
     if not settings.targets:
         settings.targets = [Target("policies")]
     return settings
@@ -201,8 +202,8 @@ class Night:
             if target.server:
                 ran, data = nightly_server.search(target.server, seed, seconds, pathlib.Path(folder), self._settings.base)
             else:
-                words = ["explore", *target.words(), "--seed", str(seed), "--time", f"{round(seconds * 1000)}ms",
-                         "--findings", str(FINDINGS_A_SEARCH), "--timeout", f"{round(target.timeout * 1000)}ms"]
+                words = ["explore", *target.words(), "--seed", str(seed), "--time", milliseconds(seconds),
+                         "--findings", str(FINDINGS_A_SEARCH), "--timeout", milliseconds(target.timeout)]
                 ran, data = self._explore(words, folder)
             if data is None:
                 row["cannot_run"] = last_line(ran) or f"the program ended with status {ran.returncode}"
@@ -241,7 +242,7 @@ class Night:
             file = self._corpus.folder / known["trace"]
             ran = (nightly_server.replay(target.server, file, self._settings.base) if target.server else
                    calls.run(["replay", str(file.resolve()), *(target.words() or known["words"]),
-                               "--timeout", f"{round(target.timeout * 1000)}ms"], self._settings.base))
+                               "--timeout", milliseconds(target.timeout)], self._settings.base))
             before = known["state"]
             known["state"] = GONE if ran.returncode == 0 else THERE if ran.returncode in FOUND else UNPLAYABLE
             if before == GONE and known["state"] == THERE:

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence, Union
 
-from lockstep.counted import counted
+from lockstep.counted import counted, milliseconds
 from lockstep.hosting import Host, Ran
 from lockstep.session import Factory, capabilities
 
@@ -100,8 +100,8 @@ def explore(subject: SubjectLike, *, beside: SubjectLike | Sequence[SubjectLike]
     subjects = [*_several(beside), subject]
     fixed = {str(name): _config_text(value) for name, value in (config or {}).items()}
     words = ["explore", "--seed", str(seed), "--findings", str(findings), "--check", check,
-             "--timeout", _milliseconds(timeout), *_subject_words(host, subjects)]
-    words += ["--time", _milliseconds(seconds)] if traces is None else ["--traces", str(traces)]
+             "--timeout", milliseconds(timeout), *_subject_words(host, subjects)]
+    words += ["--time", milliseconds(seconds)] if traces is None else ["--traces", str(traces)]
     if not shrink:
         words.append("--no-shrink")
     if fixed:
@@ -141,7 +141,7 @@ def replay(trace: PathLike, subject: SubjectLike, *, beside: SubjectLike | Seque
     for file in files:
         others = _several(beside) if beside is not None else _beside_in(file)
         host = Host()
-        words = ["replay", str(file), "--check", check, "--timeout", _milliseconds(timeout),
+        words = ["replay", str(file), "--check", check, "--timeout", milliseconds(timeout),
                  *_subject_words(host, [*others, subject])]
         if config:
             words += ["--config", ",".join(f"{name}={_config_text(value)}" for name, value in config.items())]
@@ -175,10 +175,6 @@ def _subject_words(host: Host, subjects: Sequence[SubjectLike]) -> list[str]:
 
 def _config_text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{round(seconds * 1000)}ms"
 
 
 def _name_of(subject: SubjectLike) -> str:
@@ -246,7 +242,7 @@ def _found(search: Search, subjects: Sequence[SubjectLike], ran: Ran, check: str
     that of the trace alone, and an exception keeps its traceback."""
     first = search.findings[0]
     host = Host()
-    words = ["replay", str(first.trace), "--check", check, "--timeout", _milliseconds(timeout),
+    words = ["replay", str(first.trace), "--check", check, "--timeout", milliseconds(timeout),
              *_subject_words(host, subjects)]
     again = host.run(words, timeout, quiet=False)
     lines = len(first.trace_text.splitlines())

@@ -50,14 +50,36 @@ def subject_word(name: str) -> str:
     return serve_command(*name.split())
 
 
-def sections_of(path: pathlib.Path) -> dict[str, dict[str, str]]:
+class Sections(dict[str, dict[str, str]]):
+    """The fields of each section of a file."""
+
+    def __init__(self, path: pathlib.Path, text: str, parser: configparser.ConfigParser) -> None:
+        super().__init__({section: dict(parser[section]) for section in parser.sections()})
+        self._path, self._text = path, text
+
+    def refused(self, section: str, error: ValueError) -> SettingsError:
+        """The error with its line: that of the field with which the sentence begins, or else that of the section."""
+        field = re.match(r"(?:there is no field `)?([^:`]*)", str(error))[1]  # type: ignore[index]
+        line, within = "", ""
+        for at, text in enumerate(self._text.split("\n"), 1):
+            text = re.split(r"(?:^|\s);", text)[0].strip()
+            if heading := configparser.ConfigParser.SECTCRE.match(text):
+                within = heading["header"]
+                line = f":{at}" if within == section else line
+            elif within == section and re.split(r"[=:]", text)[0].strip().lower() == field:
+                line = f":{at}"
+        return SettingsError(f"{self._path}{line}: [{section}] {error}")
+
+
+def sections_of(path: pathlib.Path) -> Sections:
     """The fields of each section. A SettingsError names the file and the line."""
     parser = configparser.ConfigParser(inline_comment_prefixes=(";",), interpolation=None)
     try:
         data = path.read_bytes()
         if data.startswith(codecs.BOM_UTF8):
             raise SettingsError(f"{path}: begins with a byte order mark; save it as UTF-8 without one")
-        parser.read_string(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        parser.read_string(text)
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -71,22 +93,8 @@ def sections_of(path: pathlib.Path) -> dict[str, dict[str, str]]:
         raise SettingsError(f"{path}:{error.lineno}: `{str(error.line).strip()}` stands before the first [section]") from None
     except configparser.ParsingError as error:
         line = error.errors[0][0]
-        text = data.decode("utf-8").splitlines()[line - 1].strip()
-        raise SettingsError(f"{path}:{line}: `{text}` is not a field like seconds = 60") from None
-    return {section: dict(parser[section]) for section in parser.sections()}
-
-
-def refused(path: pathlib.Path, section: str, error: ValueError) -> SettingsError:
-    """The error with its line: that of the field with which the sentence begins, or else that of the section."""
-    field = re.match(r"(?:there is no field `)?([^:`]*)", str(error))[1]  # type: ignore[index]
-    line, within = 0, ""
-    for at, text in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        if heading := re.match(r"\[(.+)\]", text):
-            within = heading[1]
-            line = at if within == section else line
-        elif within == section and re.split(r"[=:]", text)[0].strip().lower() == field:
-            line = at
-    return SettingsError(f"{path}:{line}: [{section}] {error}")
+        raise SettingsError(f"{path}:{line}: `{text.splitlines()[line - 1].strip()}` is not a field like seconds = 60") from None
+    return Sections(path, text, parser)
 
 
 def number(values: dict[str, str], name: str, default: float) -> float:

@@ -134,18 +134,13 @@ struct Host : Mamba1Host<S> {
 template <class S>
 void run_wrong(const Case& c, const reference::Mamba2Inputs<S>& in, bool carries,
                const TensorView<S, 4>& state, const TensorView<S, 3>& out) {
-  struct Kept {
-    Matrix<S> initial, chunk_start;
-  };
-  const Shape<3> shape = reference::mamba2_detail::state_shape(in);
-  std::vector<Kept> kept(static_cast<std::size_t>(shape[0]));  // by head
+  Matrix<S> initial, chunk_start;
   Rows rows = in.rows;
   rows.tokens = in.x.extent(0);
-  run_prefill<S>(rows, shape, 1, state, {},
+  run_prefill<S>(rows, reference::mamba2_detail::state_shape(in), 1, state, {},
                  [&](const RowRange& tokens, std::int64_t h, Matrix<S>& s) {
                    const CaseToken& token = c.tokens[static_cast<std::size_t>(tokens.begin)];
                    const std::int64_t at = token.position, size = token.row_size;
-                   auto& [initial, chunk_start] = kept[static_cast<std::size_t>(h)];
                    if (at == 0) initial = s;
                    if (at % kChunk == 0 && !carries) s = initial;
                    if (at % kChunk == 0) chunk_start = s;

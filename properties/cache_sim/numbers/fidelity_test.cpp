@@ -99,11 +99,13 @@ TEST(Fidelity, ofReferenceChangesNoFindingOfAFixture) {
   EXPECT_EQ(report["summary"]["not_as_expected"], 0);
   EXPECT_GE(report["summary"]["runs_with_numbers"], 1000);
   // Rows over slots, and over blocks.
-  for (const char* const name : {"every_forward_moves_both_parts_of_the_state",
-                                 "vllm_a_step_without_drafts_goes_on_from_the_accepted_state"}) {
+  for (const auto& [name, row] :
+       {std::pair{"every_forward_moves_both_parts_of_the_state", "a after 4 tokens: token "},
+        std::pair{"vllm_a_step_without_drafts_goes_on_from_the_accepted_state",
+                  "first after 3 tokens: token "}}) {
     const std::string page =
         testing_support::read_text(scratch.path(fmt::format("pages/traces/{}.html", name)));
-    EXPECT_THAT(page, HasSubstr(" tokens: token ")) << name;
+    EXPECT_THAT(page, HasSubstr(row)) << name;
     EXPECT_THAT(page, HasSubstr("bit by bit as without a cache")) << name;
     EXPECT_THAT(page, HasSubstr("; logits are 1e")) << name;
   }

@@ -768,6 +768,7 @@ class Nightly(Scratch):
                                ("[a]\nserver = abacus --model m\n", "[a] server: `abacus` is no engine: llama, openai"),
                                ("[a]\nserver = llama --program '\n", "[a] server: No closing quotation"),
                                ("[a\x1b]\nsubject = x:Y\n", "night.ini:1: [a\\x1b] a name has letters"),
+                               ("  [a]  ; not [b]\nsubject = x:Y\nweight = x ; y\n", "night.ini:3: [a] weight: `x` is not a positive number"),
                                ("seconds = 3\n", "night.ini:1: `seconds = 3` stands before the first [section]"),
                                ("\ufeff[nightly]\n", "night.ini: begins with a byte order mark"),
                                ("[a]\nweight = 1\nweight = 2\n", "night.ini:3: [a] weight stands twice"),
@@ -780,11 +781,11 @@ class Nightly(Scratch):
             self.assertIn(said, done.stderr)
 
     def test_bad_words_are_one_sentence(self):
-        for command, words in (("nightly", "--minutes 3"), ("server", "search llama --seed x"), ("sweep", "run")):
+        for command, words in (("nightly", "--minutes 3"), ("server", "search llama --seed x"), ("sweep", "run"), ("static_kv", "export")):
             done = subprocess.run([sys.executable, "-m", f"lockstep.{command}", *words.split()], capture_output=True, text=True,
                                   env={**os.environ, "PYTHONPATH": PACKAGE})
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
-            self.assertRegex(done.stderr, rf"^lockstep: lockstep {command}.*: .*; `lockstep {command}.* --help` shows its words$")
+            self.assertRegex(done.stderr, rf"^lockstep: (.*\b{command}.*): .*; `\1 --help` shows its words$")
 
     def test_files_that_are_something_else_are_named(self):
         for name, reads in (("night.ini", nightly.read_settings),

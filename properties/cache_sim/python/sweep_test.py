@@ -463,7 +463,9 @@ class Words(Sweeps):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertTrue((made.folder / "done" / f"{number}.json").is_file(), name)
         self.assertEqual(self.run_to_end("run", made.folder)[0], 2)
-        self.assertEqual(self.run_to_end("run", made.folder, "--index", 5)[0], 2)
+        for one in ("--index", "--unit"):
+            for number in (-1, 99999):
+                self.assertEqual(self.run_to_end("run", made.folder, one, number)[0], 2)
 
     def test_a_unit_can_be_played_alone(self):
         made = self.plan("[sweep]\ntraces = 200\nunit = 100\n", 2)

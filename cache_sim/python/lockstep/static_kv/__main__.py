@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lockstep.help import end_help
+from lockstep.help import Parser, end_help
 
 STATUSES = {0: "done", 2: "bad usage, or a checkpoint or package that cannot be served",
             3: "the environment: PyTorch or transformers is missing", 130: "interrupted"}
@@ -30,7 +30,7 @@ def tokens(words: str) -> list[int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    words = argparse.ArgumentParser(prog="python -m lockstep.static_kv", description=__doc__)
+    words = Parser(prog="python -m lockstep.static_kv", description=__doc__)
     actions = words.add_subparsers(dest="action", required=True)
     add = actions.add_parser("export", help="compile a checkpoint")
     add.add_argument("checkpoint", help="a folder with config.json and safetensors")

@@ -17,8 +17,9 @@ from typing import Any, Callable, Iterator
 
 from lockstep import calls, program
 from lockstep.calls import last_line
+from lockstep.counted import milliseconds
 from lockstep.settings import (GENERAL, SettingsError, Target, canaries_of, check_name, expect_nothing_else, number,
-                               refused, sections_of, target_of, whole_number)
+                               sections_of, target_of, whole_number)
 from lockstep.sweep.publish import digest_of, publish, read, text_of
 
 FORMAT = 1
@@ -97,9 +98,9 @@ class _Reader:
 
     def __init__(self, path: pathlib.Path | None, build: Build) -> None:
         self.base = path.resolve().parent if path else pathlib.Path.cwd()
-        self._path = path
         self._build = build
-        sections = sections_of(path) if path else {}
+        self._sections = sections_of(path) if path else None
+        sections = self._sections or {}
         self._traces, self._unit, self.limit = TRACES, UNIT_TRACES, LIMIT
         self._canaries = canaries_of({})
         for section, values in sections.items():
@@ -126,8 +127,8 @@ class _Reader:
         try:
             take()
         except ValueError as error:
-            assert self._path is not None
-            raise refused(self._path, section, error) from None
+            assert self._sections is not None
+            raise self._sections.refused(section, error) from None
 
     def _general(self, section: str, values: dict[str, str]) -> None:
         self._canaries = canaries_of(values) if "canary" in values else self._canaries
@@ -230,7 +231,7 @@ def _start_problem(section: dict[str, Any], base: pathlib.Path) -> str:
         return ""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         ran = calls.run(["explore", *section["words"], "--traces", "1", "--no-shrink", "--out", folder, "-q",
-                         "--timeout", f"{round(section['timeout'] * 1000)}ms"], base)
+                         "--timeout", milliseconds(section["timeout"])], base)
     return last_line(ran) or f"the program ended with status {ran.returncode}" if ran.returncode in (2, 3) else ""
 
 
@@ -255,7 +256,7 @@ class Plan:
     def section_of(self, unit: int) -> tuple[dict[str, Any], int]:
         """The section of a unit, and the unit's number within it."""
         for section, first in zip(self.sections, self._firsts):
-            if unit < first + section["units"]:
+            if 0 <= unit < first + section["units"]:
                 return section, unit - first
         raise ValueError(f"there is no unit {unit}: the plan has {self.units}")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep import calls, nightly_server
 from lockstep.calls import FOUND, last_line, run_for_json, words_of
+from lockstep.counted import milliseconds
 from lockstep.sweep.corpus import smallest_cover
 from lockstep.sweep.keys import early_key, field_of, verb_of
 from lockstep.sweep.plan import FILES_A_UNIT, MUTANT_PROGRAM, Plan, cell_of, corpus_files, program_digest
@@ -55,7 +56,7 @@ def _checked(ran: subprocess.CompletedProcess[str]) -> subprocess.CompletedProce
 def timeout_of(plan: Plan, name: str) -> list[str]:
     """The option --timeout of a search's children; nothing where the plan no longer has the search."""
     section = next((one for one in plan.sections if one["name"] == name and "timeout" in one), None)
-    return ["--timeout", f"{round(section['timeout'] * 1000)}ms"] if section else []
+    return ["--timeout", milliseconds(section["timeout"])] if section else []
 
 
 def _own_folder(folder: pathlib.Path, name: str) -> pathlib.Path:
