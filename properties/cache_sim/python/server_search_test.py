@@ -136,14 +136,15 @@ class Searches(Scratch):
         for bug in toy_server.BUGS if FULL else QUICK:
             with self.subTest(bug):
                 engine = toy(bug, timeout=2.0 if bug == "falls-silent" else 20.0)
-                outcome = self.searched(engine, requests=3000, fixed=WHERE[bug])
+                # A finding of several clients shows in some plays, and in few of them on a busy machine.
+                more = {"shrink_lives": 1500, "shrink_seconds": 300.0} if WHERE[bug]["clients"] > 1 else {}
+                outcome = self.searched(engine, requests=3000, fixed=WHERE[bug], **more)
                 self.assertEqual(len(outcome.found), 1, bug)
                 found = outcome.found[0]
                 self.assertEqual(found.finding.kind, KIND.get(bug, "output-differs"))
                 self.assertTrue(found.shrunk, self.said)
+                self.assertLessEqual(found.steps, MOST_STEPS[bug], self.said)
                 kept = Kept.read(self.folder / "found" / f"{found.name}.json")
-                if kept.plays <= PLAYS_MAX:  # on a busy machine a finding of several clients can show too seldom
-                    self.assertLessEqual(found.steps, MOST_STEPS[bug], self.said)
                 compile((self.folder / "found" / f"{found.name}.py").read_text(), bug, "exec")
                 self.assertTrue(self.seen(engine, kept), "the kept finding comes again")
                 engine.bug = ""
